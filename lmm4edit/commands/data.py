@@ -1,0 +1,130 @@
+"""``lmm4edit data ...``: manifests, and what they are made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lmm4edit.data.check import ManifestReport
+    from lmm4edit.data.problems import Problem
+    from lmm4edit.records import Dimension
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def data() -> None:
+    """Check, make and convert manifests: tables with one judged edit a row."""
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="Manifest: .jsonl, .json, .csv, .parquet, or a `datasets` folder.")],
+    image_root: Annotated[
+        Path | None, typer.Option(help="Folder that image paths are relative to; default: the manifest's.")
+    ] = None,
+    decode: Annotated[
+        bool, typer.Option(help="Decode every image, or (--no-decode) only look whether it is there.")
+    ] = True,
+    dimension: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:LOW:HIGH]", help="Also expect scores of your own dimension (repeatable)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")] = False,
+) -> None:
+    """List everything that is wrong with a manifest and its images.
+
+    Exit status 0: no problem. 1: problems, each with its line, what was expected, what came, and what to do.
+
+    Example:
+
+        lmm4edit data check edits.jsonl --image-root images/
+    """
+    from lmm4edit.data.check import inspect_manifest
+
+    dimensions = _dimensions(dimension or [])
+    with _progress(quiet=as_json) as progress:
+        report = inspect_manifest(file, image_root, decode, dimensions, progress)
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), **asdict(report)}, indent=2))
+    elif report.problems:
+        _print_problems(file, report.problems, report.n_rows)
+    else:
+        typer.echo(_summary(file, report, decode))
+    if report.problems:
+        raise typer.Exit(1)
+
+
+def _dimensions(texts: Sequence[str]) -> list[Dimension]:
+    """The built-in dimensions and those of ``--dimension``; one of the same name takes the place of a built-in one."""
+    from lmm4edit.records import BUILT_IN_DIMENSIONS, Dimension
+
+    found = {dimension.name: dimension for dimension in BUILT_IN_DIMENSIONS}
+    for text in texts:
+        name, *bounds = text.split(":")
+        try:
+            if len(bounds) not in (0, 2):
+                raise ValueError("expected NAME or NAME:LOW:HIGH")
+            low, high = (float(bound) for bound in bounds) if bounds else (0.0, 100.0)
+            found[name] = Dimension(name, f"Rate the {name}.", low, high)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text!r}: {error}", param_hint="--dimension") from None
+    return list(found.values())
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on standard error where a person looks at it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("images", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_problems(file: Path, problems: Sequence[Problem], n_rows: int) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("row" if file.suffix == ".parquet" or file.is_dir() else "line", justify="right", no_wrap=True)
+    table.add_column("column", max_width=18, overflow="fold")
+    table.add_column("problem, and what to do", overflow="fold")
+    for problem in problems:
+        # Text, not markup: what came from the file may hold square brackets.
+        told = Text.assemble(
+            f"expected {problem.expected}, got ", (problem.got, "bold"), ".\n", (f"→ {problem.remedy}", "cyan")
+        )
+        table.add_row(str(problem.line or "all"), Text(problem.field or "(all)"), told)
+    console.print(table)
+    count = _count(len(problems), "problem")
+    console.print(Text(f"{count} in {_count(n_rows, 'row')} of {file}"), soft_wrap=True)
+
+
+def _summary(file: Path, report: ManifestReport, decode: bool) -> str:
+    scores = ", ".join(f"{name} {count}" for name, count in report.n_mos.items())
+    looked = "decoded" if decode else "found, not decoded"
+    return (
+        f"{file}: no problems. {_count(report.n_samples, 'edit')} of {_count(report.n_sources, 'source')}; "
+        f"{_count(report.n_images, 'image')} {looked}; scores: {scores}; {_count(report.n_answers, 'answer')}."
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"

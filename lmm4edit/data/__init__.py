@@ -1,0 +1,1 @@
+"""Where samples come from: manifests, images, ratings, and the mini benchmark."""

@@ -1,0 +1,291 @@
+"""The figures of a report. Each takes numbers that are already computed and returns a saved figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from lmm4edit.evaluation.logistic import fit_logistic
+from lmm4edit.evaluation.metrics import MetricRow, Metrics, PredictorRanking
+from lmm4edit.evaluation.plotting import (
+    ACCENT,
+    COLOURS,
+    FAINT,
+    INK,
+    LINE,
+    PEOPLE,
+    SavedFigure,
+    colour_of,
+    marker_of,
+    new_figure,
+    plain,
+    save,
+    style,
+)
+
+MANY_POINTS = 3000
+
+
+@dataclass(frozen=True)
+class Points:
+    """One panel of a scatter plot.
+
+    Attributes:
+        dimension: its name.
+        predicted, rated: [N] pairs.
+        emphasis: [N] label that colours a point (``photo``, ``scene``), or empty.
+        srcc: to print in the panel.
+        on_opinion_scale: whether a point on the diagonal is a perfect prediction.
+    """
+
+    dimension: str
+    predicted: Sequence[float]
+    rated: Sequence[float]
+    emphasis: Sequence[str]
+    srcc: float | None
+    on_opinion_scale: bool
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a training run logged.
+
+    Attributes:
+        name: of the run, for example ``stage1``.
+        loss: (steps, values).
+        validation: statistic -> (steps, values).
+    """
+
+    name: str
+    loss: tuple[Sequence[float], Sequence[float]]
+    validation: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+
+
+def scatter_figure(folder: Path, name: str, title: str, panels: Sequence[Points], rated_label: str) -> SavedFigure:
+    """Rating against prediction per dimension, with the fitted four-parameter logistic."""
+    with style():
+        figure, axes = new_figure(3.45 * len(panels), 3.6, len(panels))
+        for axis, points in zip(axes, panels, strict=True):
+            draw_scatter(axis, points, rated_label)
+        note = "Each point is one edit; the curve is the fitted four-parameter logistic"
+        note += ", the dashed line marks equality." if panels and panels[0].on_opinion_scale else "."
+        return save(figure, folder, name, title, note)
+
+
+def draw_scatter(axis: Axes, points: Points, rated_label: str, legend: bool = True) -> None:
+    """One panel of :func:`scatter_figure`."""
+    x, y = np.asarray(points.predicted, dtype=float), np.asarray(points.rated, dtype=float)
+    labels = list(dict.fromkeys(points.emphasis))
+    for index, label in enumerate(labels):
+        mask = np.array([e == label for e in points.emphasis])
+        axis.scatter(
+            x[mask],
+            y[mask],
+            s=13,
+            marker=("o", "^", "s", "D")[index % 4],
+            color=(ACCENT, COLOURS[1], COLOURS[2], COLOURS[4])[index % 4],
+            alpha=0.5,
+            linewidths=0,
+            label=plain(label),
+            rasterized=len(x) > MANY_POINTS,
+        )
+    if points.on_opinion_scale and len(x):
+        low, high = min(0.0, x.min(), y.min()), max(100.0, x.max(), y.max())
+        axis.plot([low, high], [low, high], linestyle=(0, (4, 3)), color=FAINT, linewidth=0.9, zorder=1)
+        axis.set(xlim=(low - 2, high + 2), ylim=(low - 2, high + 2))
+    fit = fit_logistic(x, y, 4) if len(x) >= 20 and np.ptp(x) > 0 else None
+    if fit is not None:
+        grid = np.linspace(x.min(), x.max(), 200)
+        axis.plot(grid, fit(grid), color=INK, linewidth=1.8)
+    shown = "no SRCC" if points.srcc is None else f"SRCC {points.srcc:.3f}".replace("-", "−")
+    axis.set_title(f"{plain(points.dimension.capitalize())}   ", loc="left")
+    axis.set_title(shown, loc="right", fontweight="normal", color=FAINT, fontsize=9)
+    axis.set(xlabel="predicted", ylabel=rated_label)
+    if legend and len(labels) > 1:
+        axis.legend(loc="lower right", handletextpad=0.1, markerscale=1.6, borderpad=0.1)
+
+
+def agreement_figure(
+    folder: Path, name: str, title: str, rows: Mapping[tuple[str, str], MetricRow], shown: Mapping[str, str]
+) -> SavedFigure:
+    """SRCC of every predictor with every dimension, as points with 95 % intervals.
+
+    Args:
+        rows: (predictor, panel) -> row; panels and predictors are drawn in their order.
+        shown: predictor -> printed name.
+    """
+    predictors, panels = _keys(rows)
+    with style():
+        figure, axes = new_figure(10.4, 0.75 + 0.36 * len(predictors), len(panels), sharey=True, sharex=True)
+        for axis, panel in zip(axes, panels, strict=True):
+            draw_intervals(axis, [rows.get((p, panel)) for p in predictors], predictors, shown)
+            axis.set_title(plain(panel.capitalize()))
+            axis.set_xlabel("SRCC")
+        return save(figure, folder, name, title, "Points are SRCC, bars 95 % bootstrap intervals over sources.")
+
+
+def draw_intervals(
+    axis: Axes, rows: Sequence[MetricRow | None], predictors: Sequence[str], shown: Mapping[str, str]
+) -> None:
+    """Points with intervals, the first predictor on top."""
+    colours, markers = colour_of(predictors), marker_of(predictors)
+    for place, (row, predictor) in enumerate(zip(rows, predictors, strict=True)):
+        if row is None or row.value is None:
+            axis.text(0.02, place, "not defined", color=FAINT, fontsize=8, va="center")
+            continue
+        if row.low is not None and row.high is not None:
+            axis.plot([row.low, row.high], [place, place], color=colours[predictor], linewidth=2.4, alpha=0.55)
+        axis.plot([row.value], [place], markers[predictor], color=colours[predictor], markersize=7)
+    lowest = min([0.0, *(r.low if r.low is not None else r.value or 0.0 for r in rows if r is not None)])
+    axis.set_xlim(min(axis.get_xlim()[0], lowest - 0.05), 1.02)
+    axis.axvline(0, color=FAINT, linewidth=0.8)
+    axis.set_yticks(range(len(predictors)), [plain(shown[p]) for p in predictors], color=INK)
+    axis.set_ylim(len(predictors) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+
+
+def breakdown_figure(
+    folder: Path,
+    name: str,
+    title: str,
+    rows: Mapping[tuple[str, str, str], MetricRow],
+    shown: Mapping[str, str],
+    overall: Mapping[tuple[str, str], float],
+) -> SavedFigure:
+    """SRCC per group (task, editing model): bars for the first predictor, marks for the others.
+
+    Args:
+        rows: (predictor, dimension, group) -> row.
+        overall: (predictor, dimension) -> SRCC over all groups, drawn as a line for the first predictor.
+    """
+    predictors = list(dict.fromkeys(p for p, _, _ in rows))
+    dimensions = list(dict.fromkeys(d for _, d, _ in rows))
+    groups = list(dict.fromkeys(g for _, _, g in rows))
+    first = predictors[0]
+
+    def mean(group: str) -> float:
+        values = [rows[first, d, group].value for d in dimensions if (first, d, group) in rows]
+        known = [v for v in values if v is not None]
+        return float(np.mean(known)) if known else -2.0
+
+    groups = sorted(groups, key=mean, reverse=True)
+    colours, markers = colour_of(predictors), marker_of(predictors)
+    with style():
+        figure, axes = new_figure(10.4, 1.35 + 0.235 * len(groups), len(dimensions), sharey=True, sharex=True)
+        for axis, dimension in zip(axes, dimensions, strict=True):
+            for place, group in enumerate(groups):
+                for predictor in reversed(predictors):
+                    row = rows.get((predictor, dimension, group))
+                    if row is None or row.value is None:
+                        continue
+                    if predictor == first:
+                        axis.barh(place, row.value, height=0.62, color=ACCENT, alpha=0.82)
+                        if row.low is not None:
+                            axis.plot([row.low, row.high], [place, place], color=INK, linewidth=1)
+                    else:
+                        style_ = {"color": colours[predictor], "markersize": 4.6, "alpha": 0.9}
+                        axis.plot([row.value], [place], markers[predictor], markeredgewidth=0, **style_)
+            if (first, dimension) in overall:
+                axis.axvline(overall[first, dimension], color=INK, linewidth=1, linestyle=(0, (4, 3)))
+            axis.axvline(0, color=FAINT, linewidth=0.8)
+            axis.set_title(plain(dimension.capitalize()))
+            axis.set_xlabel("SRCC")
+            axis.set_yticks(range(len(groups)), [plain(g) for g in groups], color=INK)
+            axis.set_ylim(len(groups) - 0.4, -0.6)
+            axis.grid(axis="y", visible=False)
+        handles = [Line2D([], [], color=ACCENT, linewidth=7, alpha=0.82, label=plain(shown[first]))]
+        handles += [
+            Line2D([], [], color=colours[p], marker=markers[p], linestyle="", markersize=5, label=plain(shown[p]))
+            for p in predictors[1:]
+        ]
+        figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), columnspacing=1.4)
+        return save(figure, folder, name, title, "Dashed: SRCC over all edits. Groups are small; read them with care.")
+
+
+def ranking_figure(folder: Path, name: str, title: str, ranking: PredictorRanking, judge: str) -> SavedFigure:
+    """Editing models by Eq. 3: people's overall score and the judge's, joined by a line."""
+    with style():
+        figure, axes = new_figure(6.2, 1.0 + 0.33 * len(ranking.people))
+        draw_ranking(axes[0], ranking, judge)
+        return save(figure, folder, name, title, "Overall score by Eq. 3 of the mean scores; the number is the rank.")
+
+
+def draw_ranking(axis: Axes, ranking: PredictorRanking, judge: str) -> None:
+    """The axes of :func:`ranking_figure`."""
+    predicted = {m.name: m for m in ranking.predicted}
+    models = [m for m in ranking.people if m.overall is not None]
+    for place, model in enumerate(models):
+        other = predicted[model.name]
+        if other.overall is not None and model.overall is not None:
+            axis.plot([model.overall, other.overall], [place, place], color=LINE, linewidth=3.2, zorder=1)
+            axis.plot([other.overall], [place], "o", color=ACCENT, markersize=7.5, zorder=3)
+        axis.plot([model.overall], [place], "D", color=PEOPLE, markersize=6.5, zorder=2)
+        ranks = f"{model.rank:g} / {other.rank:g}" if other.rank is not None else f"{model.rank:g} / –"
+        axis.annotate(
+            ranks, (1.0, place), xycoords=("axes fraction", "data"), va="center", ha="left", fontsize=8.5, color=FAINT,
+            xytext=(6, 0), textcoords="offset points",
+        )  # fmt: skip
+    axis.annotate(
+        "rank\nrated / pred.", (1.0, 1.0), xycoords="axes fraction", va="bottom", ha="left", fontsize=7.5, color=FAINT,
+        xytext=(6, 2), textcoords="offset points",
+    )  # fmt: skip
+    axis.set_yticks(range(len(models)), [plain(m.name) for m in models], color=INK)
+    axis.set_ylim(len(models) - 0.5, -0.5)
+    axis.set_xlabel("overall score (Eq. 3)")
+    axis.grid(axis="y", visible=False)
+    handles = [
+        Line2D([], [], color=PEOPLE, marker="D", linestyle="", markersize=6, label="rated"),
+        Line2D([], [], color=ACCENT, marker="o", linestyle="", markersize=7, label=plain(judge)),
+    ]
+    axis.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, handletextpad=0.1, borderpad=0)
+
+
+def training_figure(folder: Path, name: str, title: str, runs: Sequence[Curves]) -> SavedFigure:
+    """Loss and validation statistics over the optimizer steps of each run."""
+    with style():
+        figure, axes = new_figure(10.4, 2.75 * len(runs), 2, len(runs))
+        for run, (left, right) in zip(runs, zip(axes[::2], axes[1::2], strict=True), strict=True):
+            steps, values = (np.asarray(v, dtype=float) for v in run.loss)
+            left.plot(steps, values, color=ACCENT, alpha=0.28, linewidth=1)
+            if len(values) > 5:
+                left.plot(steps, _smooth(values), color=ACCENT, linewidth=1.9)
+            if len(values) and values.min() > 0 and values.max() / values.min() > 20:
+                left.set_yscale("log")
+            left.set_title(f"{plain(run.name)}: training loss")
+            right.set_title(f"{plain(run.name)}: validation")
+            names = list(run.validation)
+            colours, markers = colour_of(names), marker_of(names)
+            for key, (at, found) in run.validation.items():
+                mark = {"marker": markers[key], "markersize": 4, "color": colours[key]}
+                right.plot(at, found, linewidth=1.5, label=plain(key.replace("_", " ")), **mark)
+            if names:
+                right.legend(loc="lower right")
+            else:
+                right.text(0.5, 0.5, "none logged", color=FAINT, ha="center", transform=right.transAxes)
+            right.set_ylim(top=1.02)
+            for axis in (left, right):
+                axis.set_xlabel("optimizer step")
+        return save(figure, folder, name, title, "The thick line is a running mean of the loss.")
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    width = max(3, len(values) // 20)
+    padded = np.pad(values, (width // 2, width - 1 - width // 2), mode="edge")
+    return np.convolve(padded, np.ones(width) / width, mode="valid")
+
+
+def _keys(rows: Mapping[tuple[str, str], MetricRow]) -> tuple[list[str], list[str]]:
+    return list(dict.fromkeys(p for p, _ in rows)), list(dict.fromkeys(k for _, k in rows))
+
+
+def metric_rows(
+    metrics: Metrics, predictors: Sequence[str], dimensions: Sequence[str], statistic: str = "srcc"
+) -> dict[tuple[str, str], MetricRow]:
+    """(predictor, dimension) -> row over all edits, for :func:`agreement_figure`."""
+    found = {(p, d): metrics.find(p, d, statistic) for p in predictors for d in dimensions}
+    return {key: row for key, row in found.items() if row is not None}

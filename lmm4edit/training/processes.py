@@ -1,0 +1,97 @@
+"""The processes of a run: who is first, what all must agree on. One process is the case of one.
+
+The only file that knows how several processes are held together (Accelerate, plain data parallelism).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list, gather_object
+from torch import Tensor, nn
+
+from lmm4edit.errors import ConfigError, LMM4EditError
+
+T = TypeVar("T")
+
+
+class Processes:
+    """This process among its fellows.
+
+    Raises:
+        ConfigError: if the launch asks for a strategy that this version does not train with.
+    """
+
+    def __init__(self) -> None:
+        # Precision is the loop's own affair (autocast), whatever the launcher's defaults say.
+        self._accelerator = Accelerator(
+            mixed_precision="no", kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)]
+        )
+        kind = self._accelerator.distributed_type.value
+        if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
+            raise ConfigError(
+                f"This launch asks for {kind}, expected one process or data parallelism (DDP). Choose that with "
+                "`accelerate config`, or launch with torchrun."
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self._accelerator.device
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+        return self._accelerator.process_index
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self._accelerator.num_processes
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and prints."""
+        return self._accelerator.is_main_process
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self._accelerator.wait_for_everyone()
+
+    def first(self, action: Callable[[], T]) -> T:
+        """Let the first process act and give its result to all. If it fails, all of them fail."""
+        if self.world_size == 1:
+            return action()
+        outcome: list[Any] = [None, None]
+        failure: Exception | None = None
+        if self.is_first:
+            try:
+                outcome[0] = action()
+            except Exception as error:  # told to all before it is raised: the others would wait for ever
+                failure, outcome[1] = error, str(error)
+        broadcast_object_list(outcome)
+        if failure is not None:
+            raise failure
+        if outcome[1] is not None:
+            raise LMM4EditError(outcome[1])
+        return outcome[0]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Element-wise sum over all processes."""
+        return self._accelerator.reduce(values, reduction="sum") if self.world_size > 1 else values
+
+    def gather(self, items: list[T]) -> list[T]:
+        """The lists of all processes, one after the other."""
+        return list(gather_object(items)) if self.world_size > 1 else items
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model on this process's device, its gradients averaged over processes."""
+        return self._accelerator.prepare_model(model)
+
+    def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of a micro-batch: gradients are exchanged in the last one of a step only."""
+        return nullcontext() if last else self._accelerator.no_sync(model)
