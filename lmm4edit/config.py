@@ -47,7 +47,7 @@ class BackboneSection(Section):
 
     Attributes:
         name_or_path: a folder, or a name on the hub.
-        dtype: of the frozen weights. What is trained is kept in float32 in either case.
+        dtype: of the frozen weights; what is trained is kept in float32 in either case.
         attn_implementation: one that takes the packing mask, which FlashAttention does not.
         trust_remote_code: run code that comes with the weights. Only for sources you trust.
         min_pixels, max_pixels: bounds of an image's size after resizing, in pixels; ``None`` keeps the processor's.
@@ -100,8 +100,7 @@ class DataSection(Section):
         image_root: what relative image paths are relative to; ``None`` means the manifest's folder.
         num_workers: processes that decode images beside the training process (0: none).
         max_samples: use only the first so many usable samples of the training manifest.
-        check_images: ``decode`` reads every image once before step 1, so that a broken one is named and left out at the
-            start and not met in the middle of the run; ``header`` only opens the files.
+        check_images: ``decode`` all before step 1, so that broken ones are left out at the start; ``header``: open them.
         cache_megabytes: memory (of each worker) for encoded samples, so that later epochs need not decode again.
     """
 
@@ -209,7 +208,7 @@ class ValidationSection(Section):
 
     Attributes:
         every_epochs, every_steps: at most one of the two.
-        max_samples: take so many samples, spread evenly over the validation manifest; ``None``: all.
+        max_samples: so many, spread evenly over the validation manifest; ``None``: all.
         batch_size: edits in one forward pass; ``None``: the training's.
     """
 
@@ -223,8 +222,7 @@ class CheckpointSection(Section):
     """What is kept on disk.
 
     Attributes:
-        save_every_steps: write the whole training state so often, from which an interrupted run continues;
-            ``None``: about ten times in the run.
+        save_every_steps: distance of training states, from which a run continues; ``None``: about ten in the run.
         keep_last: how many such states are kept.
         keep_best: also keep the judge with the best mean validation SRCC, as ``checkpoint-best``.
     """
@@ -251,8 +249,8 @@ class TrainConfig(Section):
         run_dir: folder of the run.
         seed: of initial weights, data order and dropout.
         init_from: a judge's checkpoint to start from, or ``backbone``. Stage 2 must say which.
-        prompts: name of a packaged prompt set, or the path of a YAML file.
-        dimensions: built-in names or definitions of your own; ``None``: the paper's three.
+        prompts: a packaged prompt set's name, or a YAML file's path; ``None``: the starting judge's, or ``default``.
+        dimensions: built-in names or definitions of your own; ``None``: the starting judge's, or the paper's three.
         epochs: passes over the training samples.
         max_steps: stop (and end the schedule) after so many optimizer steps, if that comes first.
         num_threads: threads of the processor; ``None`` leaves the machine's setting. Results are reproducible to the
@@ -264,7 +262,7 @@ class TrainConfig(Section):
     run_dir: str
     seed: Annotated[Whole, Field(ge=0)] = 0
     init_from: str | None = None
-    prompts: str = "default"
+    prompts: str | None = None
     dimensions: (
         Annotated[list[Annotated[DimensionSection, BeforeValidator(_built_in_by_name)]], Field(min_length=1)] | None
     ) = None
@@ -283,11 +281,15 @@ class TrainConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     wandb: WandbSection = WandbSection()
 
-    def build_dimensions(self) -> tuple[Dimension, ...]:
-        """The dimensions as records, in the order of their questions."""
-        if self.dimensions is None:
-            return BUILT_IN_DIMENSIONS
-        return tuple(dimension.build() for dimension in self.dimensions)
+    def build_dimensions(self) -> tuple[Dimension, ...] | None:
+        """The dimensions as records, in the order of their questions; ``None`` if left to the starting judge."""
+        if self.dimensions is not None:
+            return tuple(dimension.build() for dimension in self.dimensions)
+        return BUILT_IN_DIMENSIONS if self.starting_checkpoint() is None else None
+
+    def needs_scores(self) -> bool:
+        """Whether the objective reads human scores (it may ask for answers alone)."""
+        return self.objective.text_ce > 0 or self.objective.score_mse > 0
 
     def starting_checkpoint(self) -> Path | None:
         """The folder of the judge to start from, or ``None`` to start from the backbone."""

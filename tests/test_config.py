@@ -243,6 +243,12 @@ def test_dimensions_are_the_paper_s_unless_named_or_defined() -> None:
     )
 
 
+def test_dimensions_are_left_to_the_judge_that_training_starts_from() -> None:
+    later = minimal(stage=2, objective={"score_mse": 1}, init_from="runs/a/checkpoint")
+    assert build_config(later).build_dimensions() is None
+    assert build_config({**later, "dimensions": ["quality"]}).build_dimensions() == BUILT_IN_DIMENSIONS[:1]
+
+
 def test_init_from_backbone_is_no_folder() -> None:
     config = build_config(minimal(stage=2, objective={"score_mse": 1}, init_from="backbone"))
     assert config.starting_checkpoint() is None

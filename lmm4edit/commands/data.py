@@ -62,6 +62,36 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
+def minibench(
+    out: Annotated[Path, typer.Option(help="Folder to write images, manifests and ratings into.")],
+    seed: Annotated[int, typer.Option(help="Decides everything: the same seed gives the same bytes.")] = 0,
+    size: Annotated[int, typer.Option(min=28, help="Side of the images, pixels.")] = 168,
+    sources_per_task: Annotated[
+        int | None, typer.Option(min=1, help="At most so many sources of each kind per task (for a quick look).")
+    ] = None,
+) -> None:
+    """Make the mini benchmark: simulated edits of photographs and scenes, with simulated ratings.
+
+    21 tasks, 7 simulated editing models, 15 simulated raters, split by source. Everything in it is labelled as simulated.
+
+    Example:
+
+        lmm4edit data minibench --out runs/minibench --seed 0
+    """
+    from lmm4edit.data.minibench.build import build_minibench
+
+    with _progress(quiet=False, what="sources") as progress:
+        summary = build_minibench(out, seed, size, sources_per_task, progress)
+    edits = ", ".join(f"{split} {count}" for split, count in summary.counts.items())
+    typer.echo(
+        f"{out}: simulated edits: {edits}. Held-out sources: {summary.sources['test/photo']} crops of photographs, "
+        f"{summary.sources['test/scene']} generated scenes. SHA-256 {summary.digest[:16]}."
+    )
+    for warning in summary.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+
+
 def _dimensions(texts: Sequence[str]) -> list[Dimension]:
     """The built-in dimensions and those of ``--dimension``; one of the same name takes the place of a built-in one."""
     from lmm4edit.records import BUILT_IN_DIMENSIONS, Dimension
@@ -80,7 +110,7 @@ def _dimensions(texts: Sequence[str]) -> list[Dimension]:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+def _progress(quiet: bool, what: str = "images") -> Iterator[Callable[[int, int], None] | None]:
     """A bar on standard error where a person looks at it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -89,9 +119,9 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     if quiet or not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("images", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -56,7 +56,13 @@ def read_rows(path: str | Path) -> Iterator[Row]:
     return reader(path)
 
 
-def write_rows(path: str | Path, rows: Iterable[Mapping[str, str | float | None]], columns: Sequence[str]) -> None:
+def write_rows(
+    path: str | Path,
+    rows: Iterable[Mapping[str, str | float | None]],
+    columns: Sequence[str],
+    *,
+    nulls: bool = False,
+) -> None:
     """Write rows with text and float64 values to a ``.jsonl``, ``.csv`` or ``.parquet`` file: whole or not at all.
 
     The same rows give the same bytes.
@@ -64,6 +70,7 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, str | float | None]
     Args:
         rows: missing and ``None`` values become an absent key (JSONL), an empty cell (CSV), or null (Parquet).
         columns: names, in order. A column of floats holds floats and ``None`` only.
+        nulls: write missing values as null in JSONL too, so that every row has every key.
 
     Raises:
         ManifestError: if the suffix is another, or a text cannot be written in UTF-8 (CSV and Parquet).
@@ -73,7 +80,8 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, str | float | None]
     if suffix not in WRITABLE:
         raise _unreadable(path, f"one of {', '.join(WRITABLE)} to write", f"the suffix {suffix!r}", "Rename it.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write = {".jsonl": _write_json_lines, ".csv": _write_csv, ".parquet": _write_parquet}[suffix]
+    json_lines = _write_json_lines_with_nulls if nulls else _write_json_lines
+    write = {".jsonl": json_lines, ".csv": _write_csv, ".parquet": _write_parquet}[suffix]
     partial = path.with_name(f"{path.name}.partial")
     try:
         # What stands under the name already stays whole until its successor is, and may be where the rows come from.
@@ -255,6 +263,12 @@ def _write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]], columns: Se
     with path.open("wb") as file:
         for row in rows:
             file.write(encode_line({name: row[name] for name in columns if row.get(name) is not None}))
+
+
+def _write_json_lines_with_nulls(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    with path.open("wb") as file:
+        for row in rows:
+            file.write(encode_line({name: row.get(name) for name in columns}))
 
 
 def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -41,8 +41,8 @@ class Resamples(NamedTuple):
 
     @property
     def weights(self) -> Floats:
-        """[B, N] how often each row occurs."""
-        return self.counts[:, self.cluster_of]
+        """[N, B] how often each row occurs; rows first, for then all work runs along memory."""
+        return np.ascontiguousarray(self.counts.T)[self.cluster_of]
 
     @property
     def n_clusters(self) -> int:

@@ -58,7 +58,7 @@ class CaseGroup:
 
 
 def pick_cases(
-    samples: Sequence[EditSample], columns: Sequence[Column], predictor: str, count: int = 4
+    samples: Sequence[EditSample], columns: Sequence[Column], predictor: str, count: int = 6
 ) -> list[CaseGroup]:
     """The edits where a predictor on the opinion scale comes closest to the ratings and goes farthest from them.
 

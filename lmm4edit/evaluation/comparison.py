@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtr
 
 from lmm4edit.evaluation.bootstrap import RESAMPLES, draw_resamples, percentile_interval
 from lmm4edit.evaluation.correlation import spearman_resampled, srcc
@@ -22,7 +23,8 @@ class Comparison:
         srcc_first, srcc_second: over the edits that both scored, direction applied.
         difference: first minus second; positive means that the first agrees better with people.
         low, high: its 95 % interval.
-        p: two-sided bootstrap p value of "no difference"; its smallest possible value is 2 / (resamples + 1).
+        p: two-sided p value of "no difference", from the difference over its bootstrap standard error (a normal
+            approximation: counting resamples could not go below 2 / resamples, too coarse to correct for many).
         p_adjusted: after Holm's correction over all comparisons made together; ``None`` until corrected.
         n, n_sources: edits and sources compared.
         reason: why a value is missing.
@@ -68,14 +70,17 @@ def compare_predictors(
         culprit = name_a if value_a is None else name_b
         reason = f"no SRCC for {culprit}: too few pairs or all values equal"
         return Comparison(target, name_a, name_b, value_a, value_b, None, None, None, None, n, n_sources, reason)
+    if resamples < 2:
+        reason = f"no interval: {resamples} resamples, at least 2 needed"
+        difference = value_a - value_b
+        return Comparison(target, name_a, name_b, value_a, value_b, difference, None, None, None, n, n_sources, reason)
     draws = draw_resamples(clusters, resamples, seed)
     drawn = spearman_resampled(a, opinions, draws) - spearman_resampled(b, opinions, draws)
     interval = percentile_interval(drawn, n_sources)
     p = None
     if interval.reason is None:
-        defined = drawn[~np.isnan(drawn)]
-        tail = min(int((defined <= 0).sum()), int((defined >= 0).sum()))
-        p = min(1.0, 2 * (tail + 1) / (len(defined) + 1))
+        error = float(np.std(drawn[~np.isnan(drawn)], ddof=1))
+        p = 1.0 if value_a == value_b else float(2 * ndtr(-abs(value_a - value_b) / error)) if error > 0 else 0.0
     return Comparison(
         target, name_a, name_b, value_a, value_b, value_a - value_b, interval.low, interval.high, p, n, n_sources,
         interval.reason,

@@ -178,7 +178,7 @@ def plcc(x: ArrayLike, y: ArrayLike) -> float | None:
 def rmse(x: ArrayLike, y: ArrayLike) -> float | None:
     """Root mean squared difference, in the values' own unit, lower is better; ``None`` without pairs."""
     a, b = _pair(x, y)
-    return float(_rms(a - b, np.ones((1, len(a))))[0]) if len(a) else None
+    return float(_rms(a - b, np.ones((len(a), 1)))[0]) if len(a) else None
 
 
 def spearman_resampled(x: ArrayLike, y: ArrayLike, draws: Resamples) -> Floats:
@@ -191,7 +191,7 @@ def _plain(statistic: Callable[[Floats, Floats, Floats], Floats], x: ArrayLike, 
     a, b = _pair(x, y)
     if _undefined(a, b, 1) is not None:
         return None
-    return float(statistic(a, b, np.ones((1, len(a))))[0])
+    return float(statistic(a, b, np.ones((len(a), 1)))[0])
 
 
 def _pair(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
@@ -235,8 +235,8 @@ def _weighted(
 ) -> Statistic:
     return _with_interval(
         name,
-        statistic(np.ones((1, n))),
-        lambda: statistic(weights if weights is not None else np.ones((1, n))),
+        statistic(np.ones((n, 1))),
+        lambda: statistic(weights if weights is not None else np.ones((n, 1))),
         draws,
         n,
     )
@@ -255,7 +255,7 @@ def _with_interval(
 
 
 def _mean(values: Floats, w: Floats) -> Floats:
-    return (w @ values) / w.sum(axis=1)
+    return (values @ w) / w.sum(axis=0)
 
 
 def _rms(difference: Floats, w: Floats) -> Floats:
@@ -263,22 +263,21 @@ def _rms(difference: Floats, w: Floats) -> Floats:
 
 
 def _pearson(x: Floats, y: Floats, w: Floats) -> Floats:
-    """[B] weighted Pearson correlation; NaN where one side has no spread in a resample."""
+    """[B] Pearson correlation; NaN where one side has no spread in a resample."""
     # Shifted and scaled by the whole sample first: the differences of sums below then lose no digits to an offset.
     x, y = (x - x.mean()) / np.max(np.abs(x - x.mean())), (y - y.mean()) / np.max(np.abs(y - y.mean()))
-    sums = (w @ np.stack([x, y, x * x, y * y, x * y], axis=1)) / w.sum(axis=1, keepdims=True)
-    mean_x, mean_y, square_x, square_y, product = sums.T
+    mean_x, mean_y, square_x, square_y, product = (np.stack([x, y, x * x, y * y, x * y]) @ w) / w.sum(axis=0)
     var_x, var_y = square_x - mean_x**2, square_y - mean_y**2
     defined = (var_x > 1e-13 * square_x) & (var_y > 1e-13 * square_y)
     return _ratio(product - mean_x * mean_y, var_x, var_y, defined)
 
 
 def _spearman(x: Floats, y: Floats, w: Floats) -> Floats:
-    """[B] weighted Spearman correlation with average ranks; NaN where one side has no spread in a resample."""
+    """[B] Spearman correlation with average ranks; NaN where one side has no spread in a resample."""
     ranks_x, squares_x = _centred_ranks(x, w)
     ranks_y, squares_y = _centred_ranks(y, w)
     ranks_x *= w
-    return _ratio(np.einsum("bn,bn->b", ranks_x, ranks_y), squares_x, squares_y, (squares_x > 0) & (squares_y > 0))
+    return _ratio(np.einsum("nb,nb->b", ranks_x, ranks_y), squares_x, squares_y, (squares_x > 0) & (squares_y > 0))
 
 
 def _ratio(covariance: Floats, var_x: Floats, var_y: Floats, defined: NDArray[np.bool_]) -> Floats:
@@ -287,16 +286,20 @@ def _ratio(covariance: Floats, var_x: Floats, var_y: Floats, defined: NDArray[np
 
 
 def _centred_ranks(values: Floats, w: Floats) -> tuple[Floats, Floats]:
-    """[B, N] average rank minus the mean rank, rows counted as often as they were drawn, and [B] the sum of squares."""
+    """[N, B] average rank minus the mean rank, rows counted as often as they were drawn, and [B] the sum of squares."""
     unique, inverse = np.unique(values, return_inverse=True)
     order = np.argsort(inverse, kind="stable")
-    starts = np.searchsorted(inverse[order], np.arange(len(unique)))
-    ties = np.add.reduceat(w[:, order], starts, axis=1)
-    total = w.sum(axis=1)
-    centred: Floats = np.cumsum(ties, axis=1) - (ties - 1) / 2 - (total[:, None] + 1) / 2
+    ties = w[order]
+    if len(unique) < len(values):
+        ties = np.add.reduceat(ties, np.searchsorted(inverse[order], np.arange(len(unique))), axis=0)
+    total = w.sum(axis=0)
     # Counts are whole numbers, so this closed form of the sum of squares is exact, and exactly 0 for a constant.
-    squares: Floats = (total**3 - total - np.sum(ties**3 - ties, axis=1)) / 12
-    return centred[:, inverse], squares
+    squares: Floats = (total**3 - total - (np.einsum("ub,ub,ub->b", ties, ties, ties) - ties.sum(axis=0))) / 12
+    centred: Floats = np.cumsum(ties, axis=0)
+    ties *= 0.5
+    centred -= ties
+    centred -= total / 2
+    return centred[inverse], squares
 
 
 def _tau(x: Floats, y: Floats, draws: Resamples | None) -> Floats:

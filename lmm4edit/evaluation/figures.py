@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from lmm4edit.evaluation.logistic import fit_logistic
 from lmm4edit.evaluation.metrics import MetricRow, Metrics, PredictorRanking
@@ -111,21 +112,33 @@ def draw_scatter(axis: Axes, points: Points, rated_label: str, legend: bool = Tr
 
 
 def agreement_figure(
-    folder: Path, name: str, title: str, rows: Mapping[tuple[str, str], MetricRow], shown: Mapping[str, str]
+    folder: Path,
+    name: str,
+    title: str,
+    rows: Mapping[tuple[str, str], MetricRow],
+    shown: Mapping[str, str],
+    columns: int | None = None,
 ) -> SavedFigure:
     """SRCC of every predictor with every dimension, as points with 95 % intervals.
 
     Args:
         rows: (predictor, panel) -> row; panels and predictors are drawn in their order.
         shown: predictor -> printed name.
+        columns: panels side by side; default: all.
     """
     predictors, panels = _keys(rows)
+    columns = columns or len(panels)
+    lines = -(-len(panels) // columns)
+    height = (0.75 + 0.34 * len(predictors)) * lines
     with style():
-        figure, axes = new_figure(10.4, 0.75 + 0.36 * len(predictors), len(panels), sharey=True, sharex=True)
-        for axis, panel in zip(axes, panels, strict=True):
+        figure, axes = new_figure(10.4, height, columns, lines, sharey=True, sharex=True)
+        for axis, panel in zip(axes, panels, strict=False):
             draw_intervals(axis, [rows.get((p, panel)) for p in predictors], predictors, shown)
-            axis.set_title(plain(panel.capitalize()))
+            axis.set_title(plain(panel[:1].upper() + panel[1:]))
+        for axis in axes[-columns:]:
             axis.set_xlabel("SRCC")
+        for axis in axes[len(panels) :]:
+            axis.set_visible(False)
         return save(figure, folder, name, title, "Points are SRCC, bars 95 % bootstrap intervals over sources.")
 
 
@@ -185,17 +198,18 @@ def breakdown_figure(
                         continue
                     if predictor == first:
                         axis.barh(place, row.value, height=0.62, color=ACCENT, alpha=0.82)
-                        if row.low is not None:
+                        if row.low is not None and row.high is not None:
                             axis.plot([row.low, row.high], [place, place], color=INK, linewidth=1)
                     else:
-                        style_ = {"color": colours[predictor], "markersize": 4.6, "alpha": 0.9}
-                        axis.plot([row.value], [place], markers[predictor], markeredgewidth=0, **style_)
+                        mark = Line2D([row.value], [place], color=colours[predictor], marker=markers[predictor])
+                        mark.set(linestyle="", markersize=4.6, markeredgewidth=0, alpha=0.9)
+                        axis.add_line(mark)
             if (first, dimension) in overall:
                 axis.axvline(overall[first, dimension], color=INK, linewidth=1, linestyle=(0, (4, 3)))
             axis.axvline(0, color=FAINT, linewidth=0.8)
             axis.set_title(plain(dimension.capitalize()))
             axis.set_xlabel("SRCC")
-            axis.set_yticks(range(len(groups)), [plain(g) for g in groups], color=INK)
+            axis.set_yticks(range(len(groups)), [plain(g.replace("_", " ")) for g in groups], color=INK)
             axis.set_ylim(len(groups) - 0.4, -0.6)
             axis.grid(axis="y", visible=False)
         handles = [Line2D([], [], color=ACCENT, linewidth=7, alpha=0.82, label=plain(shown[first]))]
@@ -208,32 +222,35 @@ def breakdown_figure(
 
 
 def ranking_figure(folder: Path, name: str, title: str, ranking: PredictorRanking, judge: str) -> SavedFigure:
-    """Editing models by Eq. 3: people's overall score and the judge's, joined by a line."""
+    """Editing models: rated and predicted overall score with ranks, and the means of each dimension beside them."""
+    dimensions = list(dict.fromkeys(d for m in ranking.people for d in m.means))
     with style():
-        figure, axes = new_figure(6.2, 1.0 + 0.33 * len(ranking.people))
+        width_ratios = [1.25, *[1.0] * len(dimensions)]
+        height = 1.0 + 0.33 * len(ranking.people)
+        figure, axes = new_figure(10.4, height, len(width_ratios), sharey=True, width_ratios=width_ratios)
         draw_ranking(axes[0], ranking, judge)
-        return save(figure, folder, name, title, "Overall score by Eq. 3 of the mean scores; the number is the rank.")
+        predicted = {m.name: m for m in ranking.predicted}
+        models = [m for m in ranking.people if m.overall is not None]
+        for axis, dimension in zip(axes[1:], dimensions, strict=True):
+            for place, model in enumerate(models):
+                _dumbbell(axis, place, model.means.get(dimension), predicted[model.name].means.get(dimension))
+            axis.set_title(plain(dimension.capitalize()))
+            axis.set_xlabel("mean score")
+            axis.grid(axis="y", visible=False)
+        note = "Diamonds: rated; circles: predicted; beside the overall score (Eq. 3 of the means), the two ranks."
+        return save(figure, folder, name, title, note)
 
 
 def draw_ranking(axis: Axes, ranking: PredictorRanking, judge: str) -> None:
-    """The axes of :func:`ranking_figure`."""
+    """Overall scores of :func:`ranking_figure` with ranks and a legend."""
     predicted = {m.name: m for m in ranking.predicted}
     models = [m for m in ranking.people if m.overall is not None]
     for place, model in enumerate(models):
         other = predicted[model.name]
-        if other.overall is not None and model.overall is not None:
-            axis.plot([model.overall, other.overall], [place, place], color=LINE, linewidth=3.2, zorder=1)
-            axis.plot([other.overall], [place], "o", color=ACCENT, markersize=7.5, zorder=3)
-        axis.plot([model.overall], [place], "D", color=PEOPLE, markersize=6.5, zorder=2)
+        _dumbbell(axis, place, model.overall, other.overall)
         ranks = f"{model.rank:g} / {other.rank:g}" if other.rank is not None else f"{model.rank:g} / –"
-        axis.annotate(
-            ranks, (1.0, place), xycoords=("axes fraction", "data"), va="center", ha="left", fontsize=8.5, color=FAINT,
-            xytext=(6, 0), textcoords="offset points",
-        )  # fmt: skip
-    axis.annotate(
-        "rank\nrated / pred.", (1.0, 1.0), xycoords="axes fraction", va="bottom", ha="left", fontsize=7.5, color=FAINT,
-        xytext=(6, 2), textcoords="offset points",
-    )  # fmt: skip
+        _beside(axis, place, ranks, 8.5)
+    _beside(axis, -0.75, "rank", 8)
     axis.set_yticks(range(len(models)), [plain(m.name) for m in models], color=INK)
     axis.set_ylim(len(models) - 0.5, -0.5)
     axis.set_xlabel("overall score (Eq. 3)")
@@ -243,6 +260,30 @@ def draw_ranking(axis: Axes, ranking: PredictorRanking, judge: str) -> None:
         Line2D([], [], color=ACCENT, marker="o", linestyle="", markersize=7, label=plain(judge)),
     ]
     axis.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, handletextpad=0.1, borderpad=0)
+
+
+def _dumbbell(axis: Axes, place: float, rated: float | None, predicted: float | None) -> None:
+    if rated is not None and predicted is not None:
+        axis.plot([rated, predicted], [place, place], color=LINE, linewidth=3.2, zorder=1)
+    if rated is not None:
+        axis.plot([rated], [place], "D", color=PEOPLE, markersize=6.5, zorder=2)
+    if predicted is not None:
+        axis.plot([predicted], [place], "o", color=ACCENT, markersize=7.5, zorder=3, alpha=0.9)
+
+
+def _beside(axis: Axes, place: float, text: str, size: float) -> None:
+    axis.annotate(
+        text,
+        (1.0, place),
+        xycoords=("axes fraction", "data"),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        ha="left",
+        fontsize=size,
+        color=FAINT,
+        annotation_clip=False,
+    )
 
 
 def training_figure(folder: Path, name: str, title: str, runs: Sequence[Curves]) -> SavedFigure:
@@ -256,13 +297,16 @@ def training_figure(folder: Path, name: str, title: str, runs: Sequence[Curves])
                 left.plot(steps, _smooth(values), color=ACCENT, linewidth=1.9)
             if len(values) and values.min() > 0 and values.max() / values.min() > 20:
                 left.set_yscale("log")
+                left.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+                left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                left.yaxis.set_minor_formatter(NullFormatter())
             left.set_title(f"{plain(run.name)}: training loss")
             right.set_title(f"{plain(run.name)}: validation")
             names = list(run.validation)
             colours, markers = colour_of(names), marker_of(names)
             for key, (at, found) in run.validation.items():
-                mark = {"marker": markers[key], "markersize": 4, "color": colours[key]}
-                right.plot(at, found, linewidth=1.5, label=plain(key.replace("_", " ")), **mark)
+                label = plain(key.replace("_", " "))
+                right.plot(at, found, markers[key], linestyle="-", color=colours[key], markersize=4, label=label)
             if names:
                 right.legend(loc="lower right")
             else:

@@ -68,9 +68,17 @@ def fit_logistic(x: ArrayLike, y: ArrayLike, n_parameters: int) -> LogisticFit |
         raise ValueError("Expected predictions that differ, got a constant: there is no curve to fit.")
     standard = (x - shift) / scale
     start = _grid_search(standard, y, n_parameters)
-    found, status = leastsq(lambda p: _curve(p, standard) - y, start, Dfun=lambda p: _jacobian(p, standard), maxfev=400)
     # MINPACK's thin wrapper: an evaluation needs thousands of fits. Running out of steps (5) still leaves a better
     # curve.
+    # The wrapper also makes a covariance of the parameters, which overflows where they are not identified.
+    with np.errstate(all="ignore"):
+        found, _, _, _, status = leastsq(
+            lambda p: _curve(p, standard) - y,
+            start,
+            Dfun=lambda p: _jacobian(p, standard),
+            maxfev=200,
+            full_output=True,
+        )
     improved = status in (1, 2, 3, 4, 5) and _cost(found, standard, y) <= _cost(start, standard, y)
     best = found if improved else start
     fitted = _curve(best, standard)

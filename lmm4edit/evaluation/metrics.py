@@ -328,7 +328,7 @@ def _comparisons(
                     (b.predictor, [signed_b[i] or 0.0 for i in both]),
                     [opinions[i] for i in both],
                     [samples[i].source_id for i in both],
-                    resamples=max(resamples, 1),
+                    resamples=resamples,
                     seed=seed,
                 )
             )

@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
-from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
 from lmm4edit.data.images import decode_image
@@ -17,10 +16,10 @@ from lmm4edit.errors import ImageError
 from lmm4edit.evaluation.columns import Column
 from lmm4edit.evaluation.figures import Points, draw_intervals, draw_ranking, draw_scatter
 from lmm4edit.evaluation.metrics import Metrics
+from lmm4edit.evaluation.naming import dimensions_of, display_names, predictors_of
 from lmm4edit.evaluation.plotting import ACCENT, COLOURS, FAINT, INK, LINE, PEOPLE, plain, style
 from lmm4edit.evaluation.ranking import overall_score
 from lmm4edit.evaluation.runner import Run
-from lmm4edit.evaluation.tables import dimensions_of, display_names, predictors_of
 from lmm4edit.records import ANSWER, EditSample
 
 MAX_PREDICTORS = 7
@@ -43,26 +42,34 @@ def overview_figure(
     lead = judge or predictors[0]
     with style():
         figure = Figure(figsize=(16, 9), dpi=100)
-        grid = GridSpec(2, 12, figure, left=0.05, right=0.985, top=0.83, bottom=0.095, wspace=1.35, hspace=0.44)
         _header(figure, metrics, run, shown[lead])
+        top = GridSpec(1, 3, figure, left=0.045, right=0.715, top=0.815, bottom=0.49, wspace=0.24)
         for place, dimension in enumerate(dimensions):
-            axis = figure.add_subplot(grid[0, 3 * place : 3 * place + 3])
+            axis = figure.add_subplot(top[0, place])
             column = next((c for c in columns if c.predictor == lead and c.target == dimension), None)
             if column is not None:
                 draw_scatter(axis, _points(metrics, samples, column), "rated", legend=place == 0)
-        for place, dimension in enumerate(dimensions):
-            axis = figure.add_subplot(grid[1, 2 * place + (place == 0) * 0 : 2 * place + 2])
-            draw_intervals(axis, [metrics.find(p, dimension, "srcc") for p in predictors], predictors, shown)
-            axis.set_title(plain(f"SRCC {dimension}"))
+        _heading(figure, 0.045, 0.408, "Agreement of every predictor (SRCC)")
+        low = GridSpec(1, 3, figure, left=0.085, right=0.42, top=0.36, bottom=0.105, wspace=0.12)
+        axes = [figure.add_subplot(low[0, place]) for place in range(len(dimensions))]
+        for place, (axis, dimension) in enumerate(zip(axes, dimensions, strict=True)):
             if place:
-                axis.set_yticklabels([])
+                axis.sharex(axes[0])
+            draw_intervals(axis, [metrics.find(p, dimension, "srcc") for p in predictors], predictors, shown)
+            axis.set_title(plain(dimension), fontweight="normal", color=FAINT, fontsize=10)
+            axis.tick_params(axis="y", labelleft=place == 0)
         ranking = next((r for r in metrics.rankings if r.predictor == judge), None)
         if ranking is not None and any(m.overall is not None for m in ranking.people):
-            draw_ranking(figure.add_subplot(grid[1, 6:9]), ranking, shown[lead])
+            _heading(figure, 0.465, 0.408, "Editing models, ranked by Eq. 3")
+            draw_ranking(figure.add_axes((0.532, 0.105, 0.15, 0.255)), ranking, shown[lead])
         if judge is not None:
             for row, index in enumerate(_typical(samples, columns, judge)):
-                _example(figure, grid, row, samples[index], columns, judge, index)
+                _example(figure, 0.815 - 0.41 * row, samples[index], columns, judge, index)
         figure.savefig(path, facecolor="white", metadata={"Software": None})
+
+
+def _heading(figure: Figure, x: float, y: float, text: str) -> None:
+    figure.text(x, y, plain(text), fontsize=11.5, fontweight="bold", color=INK)
 
 
 def _header(figure: Figure, metrics: Metrics, run: Run, lead: str) -> None:
@@ -87,10 +94,12 @@ def _header(figure: Figure, metrics: Metrics, run: Run, lead: str) -> None:
             color=FAINT,
             ha="right",
         )
-    figure.text(
-        0.022, 0.022, "Points and bars: SRCC with 95 % bootstrap intervals over sources. Curves: fitted 4-parameter logistic. "
-        "Dashed: equality. Example edits have typical (median) error.", fontsize=9.5, color=FAINT,
-    )  # fmt: skip
+    legend = (
+        "Points and bars: SRCC with 95 % bootstrap intervals over sources. Curves: fitted 4-parameter logistic. "
+        "Dashed: equality. Examples have typical (median) error; bar and first number predicted, diamond and second "
+        "rated."
+    )
+    figure.text(0.022, 0.022, legend, fontsize=9.5, color=FAINT)
 
 
 def _points(metrics: Metrics, samples: Sequence[EditSample], column: Column) -> Points:
@@ -126,12 +135,13 @@ def _typical(samples: Sequence[EditSample], columns: Sequence[Column], judge: st
     return chosen
 
 
-def _example(
-    figure: Figure, grid: GridSpec, row: int, sample: EditSample, columns: Sequence[Column], judge: str, index: int
-) -> None:
-    inner = grid[row, 9:12].subgridspec(2, 2, height_ratios=(1.55, 1), hspace=0.28, wspace=0.06)
+def _example(figure: Figure, top: float, sample: EditSample, columns: Sequence[Column], judge: str, index: int) -> None:
+    """One edit in the right-hand column, its upper edge at ``top`` (a fraction of the figure)."""
+    left, width = 0.748, 0.237
+    _heading(figure, left, top, _short(f"“{sample.instruction}”", 42))
+    side = 0.112
     for place, (path, label) in enumerate(((sample.source_image, "source"), (sample.edited_image, "edited"))):
-        axis = figure.add_subplot(inner[0, place])
+        axis = figure.add_axes((left + place * (side + 0.013), top - 0.035 - side * 16 / 9, side, side * 16 / 9))
         axis.set_axis_off()
         axis.set_title(label, fontsize=9, color=FAINT, fontweight="normal", pad=3)
         try:
@@ -141,39 +151,25 @@ def _example(
             continue
         image.thumbnail((IMAGE_SIDE, IMAGE_SIDE), Image.Resampling.LANCZOS)
         axis.imshow(np.asarray(image), interpolation="lanczos")
-        if place == 0:
-            axis.text(
-                0,
-                1.19,
-                _short(f"“{sample.instruction}”"),
-                transform=axis.transAxes,
-                fontsize=10.5,
-                fontweight="semibold",
-            )
-    _bars(figure.add_subplot(inner[1, :]), sample, columns, judge, index)
+    _bars(figure.add_axes((left, top - 0.343, width, 0.092)), sample, columns, judge, index)
 
 
 def _bars(axis: Axes, sample: EditSample, columns: Sequence[Column], judge: str, index: int) -> None:
     mine = [c for c in columns if c.predictor == judge and c.target in sample.mos]
     for place, column in enumerate(mine):
         predicted, rated = float(column.values[index]), sample.mos[column.target]
-        axis.add_patch(
-            FancyBboxPatch((0, place - 0.2), 100, 0.4, boxstyle="round,pad=0,rounding_size=0.15", fc=LINE, lw=0)
-        )
-        axis.barh(place, max(predicted, 0), height=0.4, color=ACCENT)
-        axis.plot([rated], [place], "D", color=PEOPLE, markersize=7, markeredgecolor="white")
-        axis.text(103, place, f"{predicted:.0f} / {rated:.0f}", va="center", fontsize=9, color=INK)
-    axis.set_yticks(range(len(mine)), [plain(c.target) for c in mine], color=INK, fontsize=9)
+        axis.text(0, place, plain(column.target), va="center", fontsize=9, color=INK)
+        axis.barh(place, 100, left=44, height=0.36, color=LINE)
+        axis.barh(place, min(max(predicted, 0), 100), left=44, height=0.36, color=ACCENT)
+        axis.plot([44 + rated], [place], "D", color=PEOPLE, markersize=7, markeredgecolor="white")
+        axis.text(150, place, f"{predicted:.0f} / {rated:.0f}", va="center", fontsize=9, color=INK)
+    axis.set(xlim=(0, 178), ylim=(len(mine) - 0.5, -0.5))
+    axis.set_axis_off()
     answer = next((c.values[index] for c in columns if c.predictor == judge and c.target == ANSWER), None)
-    said = f"   ·   asked “{sample.question}”: {answer}" if answer is not None and sample.question else ""
-    axis.set_xlabel(_short(f"predicted (bar) / rated (diamond){said}", 78), loc="left", fontsize=8)
-    axis.set(xlim=(0, 126), ylim=(len(mine) - 0.5, -0.5))
-    axis.set_xticks([])
-    axis.grid(visible=False)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
-    axis.tick_params(length=0)
+    if answer is not None and sample.question:
+        said = _short(f"{sample.question} {str(answer).capitalize()}", 58)
+        axis.text(0, len(mine) - 0.1, said, va="center", fontsize=8.5, color=FAINT)
 
 
-def _short(text: str, limit: int = 44) -> str:
+def _short(text: str, limit: int) -> str:
     return plain(text if len(text) <= limit else f"{text[: limit - 1]}…")

@@ -27,13 +27,14 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 ACCENT = COLOURS[0]
 PEOPLE = "#d55e00"
 PNG_DPI = 150
+PAGE_SCALE = 1.42  # CSS pixels on the page per point of a figure
 
-_RC: dict[str, Any] = {
+_RC: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
     "font.size": 9.5,
     "axes.titlesize": 10.5,
-    "axes.titleweight": "semibold",
+    "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.labelsize": 9,
     "axes.edgecolor": LINE,
@@ -133,9 +134,12 @@ def _inline(svg: str, title: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     # Groups carry ids that repeat from figure to figure; only definitions are referred to.
     body = re.sub(r'<g id="[^"]*">', "<g>", body)
+    size = re.search(r'width="([0-9.]+)pt"', body)
+    widest = f"{float(size.group(1)) * PAGE_SCALE:.0f}px" if size else "100%"
     body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
-    body = body.replace("<svg ", f'<svg role="img" aria-label="{_attribute(title)}" ', 1)
+    label = f'role="img" aria-label="{_attribute(title)}" style="max-width:{widest}"'
+    body = body.replace("<svg ", f"<svg {label} ", 1)
     for colour, variable in ((INK, "var(--ink)"), (FAINT, "var(--faint)"), (LINE, "var(--line)")):
         body = body.replace(colour, variable)
     return body

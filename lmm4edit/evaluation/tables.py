@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from lmm4edit.evaluation.comparison import Comparison
 from lmm4edit.evaluation.metrics import ALL, MetricRow, Metrics
+from lmm4edit.evaluation.naming import SPLITS, dimensions_of, display_names, group_name, predictors_of
 from lmm4edit.evaluation.ranking import OVERALL
 from lmm4edit.records import ANSWER
 
@@ -88,15 +90,19 @@ def show(value: float | int | str | None, column: Column) -> str:
         return f"{value:,.0f}"
     if column.kind == "p":
         return "< 0.001" if value < 0.001 else f"{value:.3f}"
-    return f"{value:.{column.digits}f}".replace("-", "−")
+    text = f"{value:.{column.digits}f}"
+    # A rounded -0.0004 is printed as 0.000, not as a negative zero.
+    return (text if float(text) else text.removeprefix("-")).replace("-", "−")
 
 
-def show_interval(cell: Cell, column: Column) -> str:
-    """The interval as printed, or an empty text."""
+def show_interval(cell: Cell, column: Column, short: bool = False) -> str:
+    """The interval as printed, or an empty text; ``short`` leaves out a decimal and the unit."""
     if cell.low is None or cell.high is None:
         return ""
-    low, high = show(cell.low, column), show(cell.high, column)
-    return f"{low.removesuffix(' %')} to {high}"
+    if short and column.kind == "number":
+        column = replace(column, digits=max(column.digits - 1, 0))
+    low, high = show(cell.low, column).removesuffix(" %"), show(cell.high, column)
+    return f"{low} to {high.removesuffix(' %') if short else high}"
 
 
 def to_csv(table: Table) -> str:
@@ -132,90 +138,55 @@ def to_markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
-def display_names(predictors: Sequence[str]) -> dict[str, str]:
-    """Short names for print: what stands before the colon where that is enough, else with the last parts of the "
-    "path."""
-    short = {name: name.partition(":")[0] for name in predictors}
-    for depth in range(1, 12):
-        doubled = {n for n in predictors if list(short.values()).count(short[n]) > 1}
-        if not doubled:
-            break
-        for name in doubled:
-            head, _, path = name.partition(":")
-            short[name] = f"{head} {'/'.join(path.rstrip('/').split('/')[-depth:])}".strip()
-    return short if len(set(short.values())) == len(short) else {name: name for name in predictors}
-
-
-def dimensions_of(metrics: Metrics) -> list[str]:
-    """Dimensions that were evaluated, in order."""
-    return list(dict.fromkeys(r.target for r in metrics.rows if r.target not in (OVERALL, ANSWER)))
-
-
-def predictors_of(metrics: Metrics) -> list[str]:
-    """Predictors by their mean SRCC over the dimensions, best first; those without any come last."""
-    names = list(dict.fromkeys(row.predictor for row in metrics.rows))
-    dimensions = dimensions_of(metrics)
-
-    def standing(name: str) -> tuple[int, float]:
-        rows = [metrics.find(name, d, "srcc") for d in dimensions]
-        values = [r.value for r in rows if r is not None and r.value is not None]
-        return (-len(values), -sum(values) / len(values)) if values else (1, 0.0)
-
-    return sorted(names, key=standing)
-
-
 def agreement_table(metrics: Metrics, group: str = ALL, name: str = "agreement", title: str = "") -> Table:
     """SRCC, KRCC and PLCC of every predictor with every dimension, and n."""
-    return _statistics_table(metrics, group, name, title or "Agreement with the ratings", MAIN_STATISTICS)
+    targets = dimensions_of(metrics)
+    return _statistics_table(metrics, group, name, title or "Agreement with the ratings", MAIN_STATISTICS, targets)
+
+
+def overall_table(metrics: Metrics) -> Table | None:
+    """SRCC, KRCC and PLCC with the overall score of Eq. 3; ``None`` where no edit has one."""
+    if not any(row.target == OVERALL for row in metrics.rows):
+        return None
+    title = "Agreement with the overall score (Eq. 3 of the ratings)"
+    return _statistics_table(metrics, ALL, "overall", title, MAIN_STATISTICS, [OVERALL])
 
 
 def further_table(metrics: Metrics) -> Table:
     """The other statistics: PLCC after logistics, RMSE, number of different values."""
-    return _statistics_table(metrics, ALL, "further_statistics", "Further statistics", FURTHER_STATISTICS)
+    targets = dimensions_of(metrics)
+    return _statistics_table(metrics, ALL, "further_statistics", "Further statistics", FURTHER_STATISTICS, targets)
 
 
 def accuracy_table(metrics: Metrics) -> Table | None:
-    """Accuracy of the yes/no answers beside the majority class, overall and per content; ``None`` without answers."""
-    rows = []
-    shown = display_names(predictors_of(metrics))
-    order = {name: place for place, name in enumerate(predictors_of(metrics))}
-    for row in sorted(metrics.rows, key=lambda r: order[r.predictor]):
-        if row.target != ANSWER or row.statistic != "accuracy" or row.group.partition("=")[0] not in (ALL, *SPLITS):
-            continue
-        majority = metrics.find(row.predictor, ANSWER, "majority_accuracy", row.group)
-        gain = None if row.value is None or majority is None or majority.value is None else row.value - majority.value
-        rows.append(
-            (
-                Cell(shown[row.predictor]),
-                Cell(group_name(row.group)),
-                _cell(row),
-                Cell(majority.value if majority else None),
-                Cell(None if gain is None else 100 * gain),
-                Cell(row.n_scored),
-                Cell(row.n_expected),
-            )
-        )
-    if not rows:
+    """Accuracy of the yes/no answers beside the majority class, overall and by kind; ``None`` without answers."""
+    answering = [p for p in predictors_of(metrics) if metrics.find(p, ANSWER, "accuracy") is not None]
+    if not answering:
         return None
-    columns = (
+    groups = list(dict.fromkeys(r.group for r in metrics.rows if r.group.partition("=")[0] in (ALL, *SPLITS)))
+    shown = display_names(predictors_of(metrics))
+    columns = [
         Column("predictor", "predictor", "text"),
-        Column("group", "edits", "text"),
-        Column("accuracy", "accuracy", "percent"),
-        Column("majority_accuracy", "majority class", "percent"),
-        Column("gain_points", "gain, points", "number", digits=1),
         Column("n_scored", "n scored", "count"),
         Column("n_expected", "n expected", "count"),
-    )
-    return Table("answers", "Yes/no questions", columns, tuple(rows))
-
-
-SPLITS = ("content", "level", "prompt_type")
-"""Labels whose groups are shown side by side in the report."""
-
-
-def group_name(group: str) -> str:
-    """A group as printed: ``content=photo`` becomes ``photo``."""
-    return "all edits" if group == ALL else group.partition("=")[2]
+        *(Column(f"accuracy_{group_name(g).replace(' ', '_')}", group_name(g), "percent") for g in groups),
+        Column("gain_points", "gain", digits=1),
+    ]
+    rows = []
+    for predictor in answering:
+        found = [metrics.find(predictor, ANSWER, "accuracy", g) for g in groups]
+        base = metrics.find(predictor, ANSWER, "majority_accuracy")
+        top = found[0]
+        gain = None
+        if top is not None and base is not None and top.value is not None and base.value is not None:
+            gain = 100 * (top.value - base.value)
+        counts = (Cell(top.n_scored), Cell(top.n_expected)) if top is not None else (Cell(None), Cell(None))
+        rows.append((Cell(shown[predictor]), *counts, *(_cell(r) for r in found), Cell(gain)))
+    majority = [metrics.find(answering[0], ANSWER, "majority_accuracy", g) for g in groups]
+    counts = (rows[0][1], rows[0][2])
+    rows.append((Cell("majority class"), *counts, *(Cell(r.value if r else None) for r in majority), Cell(0.0)))
+    note = "Gain: points of accuracy above the majority class, over all edits."
+    return Table("answers", "Accuracy", tuple(columns), tuple(rows), note)
 
 
 def split_table(metrics: Metrics, label: str) -> Table | None:
@@ -285,35 +256,38 @@ def ranking_table(metrics: Metrics, predictor: str) -> Table | None:
 
 
 def comparison_table(metrics: Metrics, predictor: str) -> Table | None:
-    """One predictor against each other one: difference of SRCC, interval, corrected p."""
+    """One predictor against each other one: difference of SRCC with interval, and corrected p, per dimension."""
     shown = display_names(predictors_of(metrics))
-    rows = []
+    found: dict[tuple[str, str], Comparison] = {}
     for c in metrics.comparisons:
-        if predictor not in (c.first, c.second):
-            continue
-        turn = 1 if c.first == predictor else -1
-        other = c.second if turn == 1 else c.first
-        limits = sorted(turn * v for v in (c.low, c.high) if v is not None)
-        low, high = limits if len(limits) == 2 else (None, None)
-        difference = None if c.difference is None else turn * c.difference
-        cells = (
-            Cell(c.target),
-            Cell(shown[other]),
-            Cell(difference, low, high, c.reason),
-            Cell(c.p_adjusted, reason=c.reason),
-        )
-        rows.append((*cells, Cell(c.n), Cell(c.n_sources)))
-    if not rows:
+        if predictor in (c.first, c.second):
+            found[c.second if c.first == predictor else c.first, c.target] = c
+    others = [p for p in predictors_of(metrics) if any(p == other for other, _ in found)]
+    targets = [t for t in (*dimensions_of(metrics), OVERALL) if any(t == target for _, target in found)]
+    if not others:
         return None
-    columns = (
-        Column("target", "dimension", "text"),
-        Column("against", "against", "text"),
-        Column("difference", "SRCC difference"),
-        Column("p_adjusted", "p (Holm)", "p"),
-        Column("n", "n", "count"),
-        Column("n_sources", "sources", "count"),
-    )
-    return Table("comparisons", f"{shown[predictor]} against the others", columns, tuple(rows))
+    columns = [Column("against", "against", "text")]
+    for target in targets:
+        columns.append(Column(f"{target}_difference", "difference", group=target.capitalize()))
+        columns.append(Column(f"{target}_p_adjusted", "p (Holm)", "p", target.capitalize()))
+        columns.append(Column(f"{target}_n", "n", "count", target.capitalize()))
+    rows = []
+    for other in others:
+        cells = [Cell(shown[other])]
+        for target in targets:
+            cells += _difference_cells(found.get((other, target)), predictor)
+        rows.append(tuple(cells))
+    return Table("comparisons", f"SRCC of {shown[predictor]} minus SRCC of the other", tuple(columns), tuple(rows))
+
+
+def _difference_cells(c: Comparison | None, predictor: str) -> list[Cell]:
+    if c is None:
+        return [Cell(None, reason="not compared")] * 3
+    turn = 1 if c.first == predictor else -1
+    limits = sorted(turn * v for v in (c.low, c.high) if v is not None)
+    low, high = limits if len(limits) == 2 else (None, None)
+    difference = None if c.difference is None else turn * c.difference
+    return [Cell(difference, low, high, c.reason), Cell(c.p_adjusted, reason=c.reason), Cell(c.n)]
 
 
 def failure_table(metrics: Metrics) -> Table | None:
@@ -333,11 +307,10 @@ def failure_table(metrics: Metrics) -> Table | None:
     return Table("missing", "Missing predictions", columns, rows) if rows else None
 
 
-def _statistics_table(metrics: Metrics, group: str, name: str, title: str, statistics: Sequence[str]) -> Table:
+def _statistics_table(
+    metrics: Metrics, group: str, name: str, title: str, statistics: Sequence[str], targets: Sequence[str]
+) -> Table:
     predictors = predictors_of(metrics)
-    targets = [*dimensions_of(metrics)]
-    if any(r.target == OVERALL for r in metrics.rows):
-        targets.append(OVERALL)
     targets = [t for t in targets if any(r.target == t and r.statistic in statistics for r in metrics.rows)]
     shown = display_names(predictors)
     cells = {(p, t, s): _cell(metrics.find(p, t, s, group)) for p in predictors for t in targets for s in statistics}

@@ -28,7 +28,7 @@ class BackboneSpec:
         vision_regex, llm_regex: full-match patterns of the linear layers that adapters go to (paper, section 4.2).
         projector: full module path of the projector inside the model (Qwen calls it merger).
         projector_name: its last component, as PEFT's ``modules_to_save`` wants it.
-        vision_modules: attribute path of the vision encoder.
+        vision_module, llm_module: module paths of the vision encoder and the language model.
         mask_style: how the model takes a packed mask: ``dict`` (``{"full_attention": mask}``) or ``tensor``.
         chat: chat markers.
         notes: what a user should know.
@@ -39,7 +39,8 @@ class BackboneSpec:
     llm_regex: str
     projector: str
     projector_name: str
-    vision_modules: str
+    vision_module: str
+    llm_module: str
     mask_style: Literal["dict", "tensor"]
     chat: ChatFormat = CHATML
     notes: str = ""
@@ -54,7 +55,8 @@ BACKBONES: dict[str, BackboneSpec] = {
             llm_regex=r".*language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate_proj|up_proj|down_proj))",
             projector="model.visual.merger",
             projector_name="merger",
-            vision_modules="model.visual",
+            vision_module="model.visual",
+            llm_module="model.language_model",
             mask_style="dict",
             notes="Default. Qwen/Qwen2.5-VL-3B-Instruct ties its embeddings, -7B-Instruct does not.",
         ),

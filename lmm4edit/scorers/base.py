@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from lmm4edit.errors import ScorerError
 from lmm4edit.records import SCORE, EditSample, Prediction
@@ -65,10 +65,10 @@ class ScorerInfo:
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> ScorerInfo:
         """The inverse of :meth:`as_record`; unknown keys of later versions are left out."""
-        known = {key: value for key, value in record.items() if key in cls.__dataclass_fields__}
-        known["needs"] = frozenset(known.get("needs", ()))  # type: ignore[arg-type]
-        known["targets"] = tuple(known.get("targets", ()))  # type: ignore[arg-type]
-        return cls(**known)  # type: ignore[arg-type]
+        known: dict[str, Any] = {key: value for key, value in record.items() if key in cls.__dataclass_fields__}
+        known["needs"] = frozenset(known.get("needs", ()))
+        known["targets"] = tuple(known.get("targets", ()))
+        return cls(**known)
 
 
 @runtime_checkable

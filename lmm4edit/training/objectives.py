@@ -1,7 +1,7 @@
 """The loss of an optimizer step: sums over its whole window of micro-batches and processes, divided once.
 
-Dividing each micro-batch by its own counts would weigh an edit by the company it keeps: one with a missing score, or one
-in a smaller last batch, would count for more. Here accumulation 1 x 4 and 4 x 1 give the same loss.
+Dividing each micro-batch by its own counts would weigh an edit by the company it keeps: one beside edits with missing
+scores, or in a smaller last batch, would count for more. Here accumulation 1 x 4 and 4 x 1 give the same loss.
 
 Stage 1 is cross-entropy on answer tokens, stage 2 squared error on standardised scores (paper, section 4.2). Scores and
 answers that a sample lacks are neither in the sums nor in the counts.
@@ -106,8 +106,8 @@ def task_loss(sums: dict[str, Tensor | None], counts: TermCounts, weights: Any) 
         weights: with the attributes ``text_ce``, ``qa_ce``, ``score_mse``.
 
     Returns:
-        Scalar; summed over the window and all processes it is the step's loss. A term with nothing to teach in the whole
-        window adds 0 and stays in the graph, which data-parallel training needs.
+        Scalar; summed over the window and all processes it is the step's loss. A term with nothing to teach adds 0 and
+        stays in the graph, which data-parallel training needs.
     """
     parts = []
     for name, weight_name in TERMS:
@@ -117,9 +117,7 @@ def task_loss(sums: dict[str, Tensor | None], counts: TermCounts, weights: Any) 
     return torch.stack(parts).sum()
 
 
-def step_losses(
-    sums: dict[str, float], counts: TermCounts, weights: Any, orthogonality: float | None
-) -> StepLosses:
+def step_losses(sums: dict[str, float], counts: TermCounts, weights: Any, orthogonality: float | None) -> StepLosses:
     """Means of a whole step from sums over all its micro-batches and processes."""
     means = {
         name: sums[name] / getattr(counts, name) if getattr(weights, weight) and getattr(counts, name) else None

@@ -86,7 +86,7 @@ def derive_plan(config: TrainConfig, counts: TargetCounts, world_size: int = 1) 
     problems = []
     if not counts.edits:
         problems.append(f"{config.data.train}: no usable sample ({counts.skipped} were left out).")
-    elif needs_scores(config) and (absent := [name for name, n in counts.scores.items() if not n]):
+    elif config.needs_scores() and (absent := [name for name, n in counts.scores.items() if not n]):
         columns = ", ".join(f"mos_{name}" for name in absent)
         problems.append(f"{config.data.train}: no sample has {columns}. Add the columns, or leave the dimensions out.")
     if problems:
@@ -112,11 +112,6 @@ def derive_plan(config: TrainConfig, counts: TargetCounts, world_size: int = 1) 
         save_every_steps=config.checkpoint.save_every_steps or max(1, math.ceil(total / 10)),
         validation_steps=_validation_steps(config, total, order.steps_per_epoch),
     )
-
-
-def needs_scores(config: TrainConfig) -> bool:
-    """Whether the objective reads human scores (it may ask for answers alone)."""
-    return config.objective.text_ce > 0 or config.objective.score_mse > 0
 
 
 def render_plan(

@@ -77,7 +77,7 @@ class PretrainingRecipe:
     image_side: int = 56
     grid: int = 4
     dialogue_per_lesson: int = 1
-    reuse: float = 0.75
+    reuse: float = 0.15
     buffer_size: int = 12000
     opinion_weight: float = 1.0
     cell_weight: float = 1.0
@@ -263,6 +263,7 @@ def pretrain(
     run_dir: Path,
     *,
     save_every: int = 200,
+    held_out_batches: int = 8,
     report: Callable[[str], None] = print,
 ) -> dict[str, float]:
     """Train the backbone in place; the state is saved in ``run_dir`` and continued from there.
@@ -287,7 +288,7 @@ def pretrain(
     step = _restore(state_path, backbone, heads, optimizers, recipe)
     if step and rank == 0:
         report(f"continuing from step {step}")
-    held_out = list(_held_out(recipe, processor, prompts)) if rank == 0 else []
+    held_out = list(_held_out(recipe, processor, prompts, held_out_batches)) if rank == 0 else []
     batches = lesson_batches(recipe, processor, prompts, step, rank)
     backbone.train()
     sums: dict[str, float] = {}
@@ -330,13 +331,17 @@ def pretrain(
 
 
 def _restore(
-    path: Path, backbone: nn.Module, heads: nn.Module, optimizers: list[torch.optim.Optimizer], recipe: PretrainingRecipe
+    path: Path,
+    backbone: nn.Module,
+    heads: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    recipe: PretrainingRecipe,
 ) -> int:
     """Load the saved state, if there is one, and give its step."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
-    free = ("steps", "decay_fraction", "processes")
+    free = ("steps", "decay_fraction", "processes", "reuse", "buffer_size")
     changed = [k for k, value in asdict(recipe).items() if k not in free and state["recipe"].get(k) != value]
     if changed:
         raise ConfigError(
@@ -350,10 +355,10 @@ def _restore(
     return int(state["step"])
 
 
-def _held_out(recipe: PretrainingRecipe, processor: Any, prompts: PromptSet) -> Iterator[LessonBatch]:
+def _held_out(recipe: PretrainingRecipe, processor: Any, prompts: PromptSet, batches: int) -> Iterator[LessonBatch]:
     rng = np.random.default_rng([recipe.seed, 99])
     lessons = generate_lessons(rng, recipe.render_size, recipe.image_side, recipe.grid)
-    for _ in range(8):
+    for _ in range(batches):
         yield pack_lessons([next(lessons) for _ in range(64)], recipe, processor, prompts, rng)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lmm4edit.config import TrainConfig
 from lmm4edit.data.images import decode_image, fit_for_patches
 from lmm4edit.data.manifest import read_manifest
 from lmm4edit.data.problems import Problem
@@ -88,6 +89,28 @@ def load_samples(
         else:
             usable.append(sample)
     return LoadedSamples(usable[:max_samples], skipped)
+
+
+def training_samples(config: TrainConfig, dimensions: Sequence[Dimension]) -> LoadedSamples:
+    """The samples that a run learns from: those with a value that its objective reads."""
+    return load_samples(
+        config.data.train,
+        dimensions,
+        image_root=config.data.image_root,
+        scores=config.needs_scores(),
+        answers=config.objective.qa_ce > 0,
+        check_images=config.data.check_images,
+        max_samples=config.data.max_samples,
+    )
+
+
+def validation_samples(config: TrainConfig, dimensions: Sequence[Dimension]) -> list[EditSample]:
+    """The samples that statistics are taken on while training; none if that is switched off."""
+    if config.data.validation is None:
+        return []
+    root = config.data.image_root
+    loaded = load_samples(config.data.validation, dimensions, image_root=root, check_images="header")
+    return spread_evenly(loaded.samples, config.validation.max_samples)
 
 
 def spread_evenly(samples: Sequence[EditSample], count: int | None) -> list[EditSample]:

@@ -1,7 +1,7 @@
 """Agreement with people while training: the same statistics as evaluation, without intervals.
 
-Stage 1 is read in words: every score sentence is completed greedily and parsed strictly. Stage 2 is read through the score
-head. Questions are answered by the likelier of the two answers in either stage. No penalty enters any value here.
+Stage 1 is read in words: every score sentence is completed greedily and parsed strictly. Stage 2 is read through the
+score head. Questions are answered by the likelier of the two answers in either stage. No penalty enters any value here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import nn
 
 from lmm4edit.evaluation.correlation import krcc, plcc, rmse, srcc
 from lmm4edit.judge.backbones import last_hidden_states, token_logits
-from lmm4edit.judge.packing import PackedExample, answer_token_ids
+from lmm4edit.judge.model import JudgeModel
+from lmm4edit.judge.packing import PackedExample
 from lmm4edit.records import ANSWER
 from lmm4edit.training.dataset import EditDataset, Encoding
 from lmm4edit.training.processes import Processes
@@ -40,7 +41,13 @@ class Judged:
 
 
 def validate(
-    model: nn.Module, dataset: EditDataset, processes: Processes, *, read_out: ReadOut, batch_size: int
+    model: JudgeModel,
+    dataset: EditDataset,
+    processes: Processes,
+    *,
+    read_out: ReadOut,
+    batch_size: int,
+    mixed_precision: bool = False,
 ) -> dict[str, Any]:
     """Judge a validation set, shared out over the processes, and compare with people.
 
@@ -50,6 +57,7 @@ def validate(
         processes: all of them must call this.
         read_out: ``text`` (stage 1) or ``head`` (stage 2).
         batch_size: edits in one forward pass.
+        mixed_precision: compute in bfloat16, as in training.
 
     Returns:
         Values of a ``metrics.jsonl`` row: for each dimension ``srcc_``, ``krcc_``, ``plcc_``, ``rmse_``, ``distinct_``,
@@ -60,7 +68,8 @@ def validate(
     model.eval()
     indices = list(range(len(dataset)))[processes.rank :: processes.world_size]
     judged, failed = [], 0
-    with torch.inference_mode():
+    precision = torch.autocast(processes.device.type, torch.bfloat16, enabled=mixed_precision)
+    with torch.inference_mode(), precision:
         for first in range(0, len(indices), batch_size):
             items = dataset.__getitems__(indices[first : first + batch_size])
             examples = [item for item in items if isinstance(item, PackedExample)]
@@ -80,9 +89,24 @@ def read_score(words: str) -> float | None:
 
 
 def _judge(
-    model: Any, examples: list[PackedExample], encoding: Encoding, device: torch.device, read_out: ReadOut
+    model: JudgeModel, examples: list[PackedExample], encoding: Encoding, device: torch.device, read_out: ReadOut
 ) -> list[Judged]:
-    raise NotImplementedError
+    # On rows of one question each, a sample's values are spread over several rows.
+    batch = encoding.collate(examples).to(device)
+    output = model(batch)
+    scores: dict[str, dict[str, float | None]] = {example.sample_id: {} for example in examples}
+    answers: dict[str, str] = {}
+    for row, sample_id in enumerate(batch.sample_ids):
+        for column, dimension in enumerate(encoding.dimensions):
+            if output.scores is not None and output.asked[row, column]:
+                scores[sample_id][dimension.name] = float(output.scores[row, column])
+        if output.answer_logits is not None and not output.answer_logits[row].isnan().any():
+            no, yes = output.answer_logits[row].tolist()
+            answers[sample_id] = "yes" if yes > no else "no"
+    if read_out == "text":
+        for example, words in zip(examples, complete(model.backbone, examples, encoding, device), strict=True):
+            scores[example.sample_id] = {key: read_score(text) for key, text in words.items()}
+    return [Judged(e.sample_id, dict(e.targets or {}), scores[e.sample_id], answers.get(e.sample_id)) for e in examples]
 
 
 def complete(
@@ -91,7 +115,8 @@ def complete(
     """Complete the stems of all questions on dimensions greedily, all questions of all edits side by side.
 
     Each pass reads the packed sequences with what has been written so far and appends one token to every answer, so it
-    works with every backbone that can be packed, and positions are those of training.
+    works with every backbone that can be packed, and positions are those of training. (A key/value cache would be
+    faster; this runs on a part of the data, now and then.)
 
     Returns:
         For each example, the words by dimension, without the end of turn.
@@ -133,9 +158,7 @@ def complete(
     ]
 
 
-def _compare(
-    judged: Sequence[Judged], dimensions: Sequence[str], failed: int, read_out: ReadOut
-) -> dict[str, Any]:
+def _compare(judged: Sequence[Judged], dimensions: Sequence[str], failed: int, read_out: ReadOut) -> dict[str, Any]:
     row: dict[str, Any] = {"read_out": read_out, "failed": failed}
     for name in dimensions:
         rated = [item for item in judged if name in item.targets]

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import fake_run as fake
 import numpy as np
 import pytest
 from scipy import stats
@@ -17,7 +18,6 @@ from lmm4edit.evaluation.columns import predicted_columns
 from lmm4edit.evaluation.metrics import Metrics, compute_metrics, group_labels, make_groups, read_metrics, write_metrics
 from lmm4edit.evaluation.ranking import overall_score
 from lmm4edit.records import Dimension, Prediction
-from tests.evaluation import fake
 
 
 @pytest.fixture(scope="module")
@@ -211,13 +211,13 @@ def test_scoring_again_needs_no_model() -> None:
     code = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'peft', 'lmm4edit.judge'): sys.modules[name] = None\n"
-        "from tests.evaluation import fake\n"
+        "import fake_run as fake\n"
         "from lmm4edit.evaluation.metrics import compute_metrics\n"
         "e = fake.samples()\n"
         "m = compute_metrics('fake', e, fake.predictions(e), fake.SCORERS, group_by=[], resamples=50)\n"
         "assert m.find('psnr', 'quality', 'srcc').value is not None\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -89,7 +89,8 @@ def test_mos_of_15_raters_follow_the_true_opinions(bench: Path) -> None:
     facts = {}
     for line in (bench / "facts.jsonl").read_text().splitlines():
         row = json.loads(line)
-        facts[row.pop("sample_id")] = EditFacts(**row)
+        sample_id = row.pop("sample_id")
+        facts[sample_id] = EditFacts(**row)
     samples = [s for split in SPLITS for s in read_manifest(bench / f"{split}.jsonl")]
     for dimension in ("quality", "alignment", "preservation"):
         truth = [true_opinions(facts[s.sample_id])[dimension] for s in samples]

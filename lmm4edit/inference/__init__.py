@@ -1,0 +1,1 @@
+"""Scoring edits with a trained judge."""

@@ -1,0 +1,396 @@
+"""A training run, for both stages: data, plan, steps, validation, states, checkpoint.
+
+Everything a step does is a function of the configuration, the data and the state before it, so an interrupted run that
+continues ends with the same tensors as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from lmm4edit.config import TrainConfig
+from lmm4edit.errors import ConfigError
+from lmm4edit.judge.backbones import backbone_spec, plain_model
+from lmm4edit.judge.checkpoint import save_checkpoint
+from lmm4edit.process_lock import ProcessLock
+from lmm4edit.provenance import collect_provenance, jsonable
+from lmm4edit.records import BUILT_IN_DIMENSIONS, EditSample
+from lmm4edit.training.dataset import EditDataset, MicroBatch, iterate_micro_batches
+from lmm4edit.training.objectives import TrainingError
+from lmm4edit.training.order import DataOrder
+from lmm4edit.training.plan import (
+    TrainingPlan,
+    count_targets,
+    derive_plan,
+    describe_rank_schedule,
+    render_plan,
+)
+from lmm4edit.training.processes import Processes
+from lmm4edit.training.progress import RunProgress, describe_validation
+from lmm4edit.training.run_folder import RunFolder, RunStatus, lock_folder, write_atomically
+from lmm4edit.training.samples import LoadedSamples, training_samples, validation_samples
+from lmm4edit.training.state import (
+    TrainingState,
+    latest_state,
+    load_state,
+    restore_random_state,
+    restore_tensors,
+    save_state,
+    trained_tensors,
+)
+from lmm4edit.training.steps import Stepper, StepResult
+from lmm4edit.training.tracking import Tracker
+from lmm4edit.training.trainee import (
+    build_trainee,
+    count_without_weights,
+    parameters_by_part,
+    run_dimensions,
+)
+from lmm4edit.training.validation import validate
+
+FAILED_PART = 0.01
+"""A run stops when more than this part of its edits (and more than ten) have become unreadable on the way."""
+
+_SHOWN_ROWS = 5
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a call of :func:`run` ended.
+
+    Attributes:
+        status: ``trained``; ``finished before``: there was nothing left to do; ``dry run``: only checked and planned.
+        folder: of the run.
+        checkpoint: the trained judge; ``None`` after a dry run.
+        plan: the derived numbers; ``None`` if the run was finished before.
+        validation: the last validation row, if there was one.
+    """
+
+    status: Literal["trained", "finished before", "dry run"]
+    folder: Path
+    checkpoint: Path | None
+    plan: TrainingPlan | None
+    validation: Mapping[str, Any] | None = None
+
+
+def run(
+    config: TrainConfig,
+    *,
+    restart: bool = False,
+    dry_run: bool = False,
+    accept_changes: bool = False,
+    console: Console | None = None,
+    on_row: Callable[[Mapping[str, Any]], None] | None = None,
+) -> RunResult:
+    """Train, or continue an interrupted run, or find that it is finished.
+
+    Args:
+        config: what to do.
+        restart: remove what the run folder holds and begin anew.
+        dry_run: check configuration and data, print the plan, and stop; writes nothing and loads no weights.
+        accept_changes: continue an interrupted run although configuration, data or number of processes changed.
+        console: where the plan and the progress go; default: the terminal.
+        on_row: called with every row of ``metrics.jsonl``; whoever gives it shows progress itself, and no bar is drawn.
+
+    Raises:
+        ConfigError: if configuration, data and run folder do not fit each other.
+        ManifestError, CheckpointError: if data or the starting judge cannot be read.
+        TrainingError: if training cannot go on; the same command continues from the last state.
+    """
+    processes = Processes()
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    shown = console or Console()
+    if not processes.is_first:
+        shown = Console(quiet=True)
+    folder = RunFolder(Path(config.run_dir))
+    if dry_run:
+        return _dry_run(config, processes, shown, folder)
+    locks: list[ProcessLock] = []
+    # Held by the first process alone, for all.
+    processes.first(lambda: locks.append(lock_folder(folder)))
+    try:
+        return _Run(config, processes, shown, folder, accept_changes, on_row).go(restart)
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+def _dry_run(config: TrainConfig, processes: Processes, console: Console, folder: RunFolder) -> RunResult:
+    start = config.starting_checkpoint()
+    if start is not None and not start.exists():
+        console.print(f"The starting judge {start} is not there yet; the run would need it.", highlight=False)
+        dimensions = config.build_dimensions() or BUILT_IN_DIMENSIONS
+    else:
+        dimensions = run_dimensions(config)
+    data = processes.first(lambda: training_samples(config, dimensions))
+    plan = derive_plan(config, count_targets(data.samples, dimensions, len(data.skipped)), processes.world_size)
+    processes.first(lambda: validation_samples(config, dimensions))
+    _print_skipped(console, data)
+    parameters = count_without_weights(config, len(dimensions)) if processes.is_first else None
+    console.print(render_plan(config, plan, parameters, describe_rank_schedule(config, plan)))
+    return RunResult("dry run", folder.path, None, plan)
+
+
+class _Run:
+    """One call of :func:`run` that trains."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        processes: Processes,
+        console: Console,
+        folder: RunFolder,
+        accept_changes: bool,
+        on_row: Callable[[Mapping[str, Any]], None] | None,
+    ) -> None:
+        self.config, self.processes, self.console, self.folder = config, processes, console, folder
+        self.accept_changes, self.on_row = accept_changes, on_row
+        self.best: float | None = None
+        self.failed = 0
+        self.failed_ids: list[str] = []
+        self.validation: dict[str, Any] | None = None
+
+    def go(self, restart: bool) -> RunResult:
+        config, processes, folder = self.config, self.processes, self.folder
+        if restart:
+            processes.first(folder.clear)
+        if processes.first(lambda: folder.open(config, accept_changes=self.accept_changes)) is RunStatus.FINISHED:
+            self.console.print(
+                f"{folder.path}: this run is finished; its judge is {folder.checkpoint}. Nothing was trained. "
+                "Add --restart to train anew, or choose another run_dir.",
+                highlight=False,
+            )
+            return RunResult(
+                "finished before", folder.path, folder.checkpoint, None, folder.read_summary()["validation"]
+            )
+        dimensions = run_dimensions(config)
+        data = processes.first(lambda: training_samples(config, dimensions))
+        self.plan = derive_plan(
+            config, count_targets(data.samples, dimensions, len(data.skipped)), processes.world_size
+        )
+        to_validate = processes.first(lambda: validation_samples(config, dimensions))
+        self.trainee = build_trainee(config, self.plan, dimensions, data.samples, processes.device)
+        self._announce(data)
+        self.stepper = Stepper(self.trainee, config, self.plan, processes)
+        self.facts = {"data": data.fingerprint(), "world_size": processes.world_size}
+        self.provenance = self._provenance(data)
+        _seed_everything(config.seed, processes.rank)
+        first_step = self._resume()
+        self.tracker = Tracker(config, folder.path, first_step or None) if processes.is_first else None
+        try:
+            self._train(data, to_validate, first_step)
+        finally:
+            if self.tracker is not None:
+                self.tracker.close()
+        self._finish()
+        return RunResult("trained", folder.path, folder.checkpoint, self.plan, self.validation)
+
+    def _train(self, data: LoadedSamples, to_validate: list[EditSample], first_step: int) -> None:
+        config, plan, processes = self.config, self.plan, self.processes
+        cache = config.data.cache_megabytes
+        dataset = EditDataset(data.samples, self.trainee.encoding(config), cache)
+        self.validation_set = EditDataset(to_validate, self.trainee.encoding(config, teach=False), cache)
+        batch = config.batch
+        order = DataOrder(
+            n_edits=len(dataset),
+            micro_batch_size=batch.micro_batch_size,
+            gradient_accumulation=batch.gradient_accumulation,
+            seed=config.seed,
+            rank=processes.rank,
+            world_size=processes.world_size,
+        )
+        micro_batches = iterate_micro_batches(dataset, order, first_step, plan.total_steps, config.data.num_workers)
+        self.trainee.model.train()
+        visible = processes.is_first and self.on_row is None
+        since, edits = time.perf_counter(), 0
+        with RunProgress(self.console, f"stage {config.stage}", plan.total_steps, first_step, visible) as self.progress:
+            for step in range(first_step, plan.total_steps):
+                result = self.stepper.take(_next_window(micro_batches, len(order.window(step))), step)
+                edits += result.n_edits
+                done = step + 1
+                self._note_failures(result, done)
+                if done % config.log_every_steps == 0 or done == plan.total_steps:
+                    row = self._step_row(result, done, edits / (time.perf_counter() - since))
+                    self._write(row)
+                    self.progress.advance(row)
+                    since, edits = time.perf_counter(), 0
+                if done in plan.validation_steps:
+                    pause = time.perf_counter()
+                    self._validate(done)
+                    since += time.perf_counter() - pause
+                if done % plan.save_every_steps == 0 and done < plan.total_steps:
+                    self._save_state(done)
+
+    def _step_row(self, result: StepResult, done: int, edits_per_second: float) -> dict[str, Any]:
+        return {
+            "kind": "train",
+            "step": done,
+            "epoch": round(self.plan.epoch_after(done), 4),
+            **result.losses.as_row(),
+            "learning_rate": result.learning_rate,
+            "grad_norm": result.grad_norm,
+            "ranks_kept": self.stepper.ranks_kept(),
+            "edits": result.n_edits,
+            "edits_per_second": round(edits_per_second, 3),
+        }
+
+    def _validate(self, done: int) -> None:
+        config = self.config
+        values = validate(
+            self.trainee.model,
+            self.validation_set,
+            self.processes,
+            read_out="text" if config.stage == 1 else "head",
+            batch_size=config.validation.batch_size or config.batch.micro_batch_size,
+            mixed_precision=config.backbone.dtype == "bfloat16",
+        )
+        row = {"kind": "validation", "step": done, "epoch": round(self.plan.epoch_after(done), 4), **values}
+        self.validation = row
+        self._write(row)
+        self.progress.line(describe_validation(row))
+        value = row["srcc_mean"]
+        if config.checkpoint.keep_best and value is not None and (self.best is None or value > self.best):
+            self.best = value
+            self.processes.first(lambda: self._save_judge(self.folder.best))
+
+    def _note_failures(self, result: StepResult, done: int) -> None:
+        for failure in result.failures:
+            self.failed += 1
+            self.failed_ids.append(failure.sample_id)
+            self._write({"kind": "failure", "step": done, "sample_id": failure.sample_id, "reason": failure.reason})
+            self.progress.line(f"step {done}: sample {failure.sample_id!r} was left out: {failure.reason}")
+        limit = max(10, int(FAILED_PART * self.plan.counts.edits))
+        if self.failed > limit:
+            raise TrainingError(
+                f"Optimizer step {done}: {self.failed} samples have become unreadable since the start of the run, more "
+                f"than {limit}: {', '.join(self.failed_ids[-3:])} and others (metrics.jsonl says why). Look at the "
+                "disk; the same command continues from the last training state."
+            )
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        if self.tracker is not None:
+            self.tracker.write(row)
+            if self.on_row is not None:
+                self.on_row(row)
+
+    def _save_state(self, done: int) -> None:
+        facts = {**self.facts, "best": self.best, "failed": self.failed}
+        state = TrainingState(
+            step=done,
+            tensors=trained_tensors(self.trainee.model),
+            optimizer=self.stepper.optimizer.state_dict(),
+            ranks=self.trainee.allocator.state_dict(),
+            facts=facts,
+        )
+        save_state(
+            self.folder.states,
+            state,
+            keep_last=self.config.checkpoint.keep_last,
+            rank=self.processes.rank,
+            barrier=self.processes.barrier,
+        )
+
+    def _resume(self) -> int:
+        """Steps taken by an earlier call, whose state is put back; 0 if there was none."""
+        path = self.processes.first(lambda: latest_state(self.folder.states))
+        if path is None:
+            return 0
+        state = load_state(path)
+        problems = [
+            f"  {name}: {state.facts[key]} there, {self.facts[key]} now"
+            for key, name in (("data", "fingerprint of the training samples"), ("world_size", "number of processes"))
+            if state.facts[key] != self.facts[key]
+        ]
+        if problems and not self.accept_changes:
+            raise ConfigError(
+                f"{path}: the run was interrupted with other data or processes:\n" + "\n".join(problems) + "\n"
+                "Put them back, add --accept-changes to continue with the new ones, or --restart to begin anew."
+            )
+        restore_tensors(self.trainee.model, state.tensors, str(path))
+        self.stepper.optimizer.load_state_dict(dict(state.optimizer))
+        self.trainee.allocator.load_state_dict(state.ranks)
+        # With fewer or more processes than before there is no state of one's own; the fresh seed stands.
+        if state.facts["world_size"] == self.processes.world_size:
+            restore_random_state(path, self.processes.rank)
+        self.best, self.failed = state.facts["best"], state.facts["failed"]
+        self.console.print(f"Continuing after step {state.step:,} from {path}.", highlight=False)
+        return state.step
+
+    def _finish(self) -> None:
+        self.trainee.allocator.finish()
+        summary = {"steps": self.plan.total_steps, "failed_samples": self.failed, "validation": self.validation}
+
+        def write() -> None:
+            self._save_judge(self.folder.checkpoint)
+            self.folder.finish(summary)
+
+        self.processes.first(write)
+        self.console.print(
+            f"Trained {self.plan.total_steps:,} steps. The judge is {self.folder.checkpoint}.", highlight=False
+        )
+
+    def _save_judge(self, folder: Path) -> None:
+        trainee = self.trainee
+        save_checkpoint(
+            folder,
+            trainee.model,
+            trainee.processor,
+            trainee.prompts,
+            self.config.model_dump(mode="json"),
+            self.provenance,
+            self.config.stage,
+        )
+
+    def _announce(self, data: LoadedSamples) -> None:
+        _print_skipped(self.console, data)
+        spec = backbone_spec(plain_model(self.trainee.model.backbone))
+        parameters = parameters_by_part(self.trainee.model, spec)
+        ranks = describe_rank_schedule(self.config, self.plan)
+        self.console.print(render_plan(self.config, self.plan, parameters, ranks))
+        for note in self.trainee.notes:
+            self.console.print(f"Note: {note}.", highlight=False)
+
+    def _provenance(self, data: LoadedSamples) -> dict[str, Any]:
+        provenance = collect_provenance(
+            stage=self.config.stage,
+            seed=self.config.seed,
+            processes=self.processes.world_size,
+            threads=torch.get_num_threads(),
+            device=self.processes.device.type,
+            training_samples=len(data.samples),
+            training_samples_sha256=data.fingerprint(),
+            skipped_rows=[str(row) for row in data.skipped],
+        )
+        if self.processes.is_first:
+            write_atomically(self.folder.provenance, json.dumps(jsonable(provenance), indent=2) + "\n")
+        return provenance
+
+
+def _print_skipped(console: Console, data: LoadedSamples) -> None:
+    for row in data.skipped[:_SHOWN_ROWS]:
+        console.print(f"left out: {row}", highlight=False, markup=False)
+    if (rest := len(data.skipped) - _SHOWN_ROWS) > 0:
+        console.print(f"left out: {rest:,} more rows, all listed in provenance.json", highlight=False)
+
+
+def _next_window(micro_batches: Iterator[MicroBatch], size: int) -> list[MicroBatch]:
+    return [next(micro_batches) for _ in range(size)]
+
+
+def _seed_everything(seed: int, rank: int) -> None:
+    """Every process drops out other values; initial weights were drawn before, the same in all."""
+    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    np.random.seed(mixed)

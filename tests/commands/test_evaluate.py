@@ -1,0 +1,98 @@
+"""``lmm4edit evaluate`` and ``lmm4edit report`` as a user runs them, with the pixel metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+from typer.testing import CliRunner
+
+from lmm4edit.cli import app
+from lmm4edit.data.manifest import write_manifest
+from lmm4edit.errors import ScorerError
+from lmm4edit.records import EditSample
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    edits = []
+    for source in range(6):
+        image = Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).resize(
+            (64, 64), Image.Resampling.BICUBIC
+        )
+        image.save(tmp_path / f"s{source}.png")
+        for strength in range(1, 5):
+            name = f"s{source}_e{strength}"
+            image.filter(ImageFilter.GaussianBlur(strength)).save(tmp_path / f"{name}.png")
+            edits.append(
+                EditSample(
+                    name,
+                    f"s{source}",
+                    str(tmp_path / f"s{source}.png"),
+                    str(tmp_path / f"{name}.png"),
+                    "blur it",
+                    edit_task="blur",
+                    editing_model=f"m{strength}",
+                    mos={"preservation": 80 - 15 * strength + float(rng.normal(0, 3))},
+                )
+            )
+    (tmp_path / "s5_e4.png").write_bytes(b"not an image")
+    path = tmp_path / "edits.jsonl"
+    write_manifest(path, edits, relative_to=tmp_path)
+    return path
+
+
+def test_evaluate_then_report(manifest: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [
+        "evaluate",
+        "--manifest",
+        str(manifest),
+        "--scorers",
+        "mse, psnr,ssim",
+        "--out",
+        str(out),
+        "--resamples",
+        "200",
+    ]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "23 of 24" in done.output
+    assert "warning: mse: 1 of 24 edits have no preservation prediction" in done.output
+    metrics = json.loads((out / "metrics.json").read_text())
+    rows = {(r["predictor"], r["statistic"]): r for r in metrics["rows"] if r["group"] == "all"}
+    assert rows["psnr", "srcc"]["value"] > 0.8
+    assert rows["mse", "srcc"]["value"] == rows["psnr", "srcc"]["value"]
+    assert (rows["ssim", "srcc"]["n_scored"], rows["ssim", "srcc"]["n_expected"]) == (23, 24)
+    assert metrics["benchmark"] == "edits"
+    assert "s5_e4.png" in metrics["failures"][0]["reason"]
+    stored = (out / "predictions.jsonl").read_text().count('"item_id"')
+    assert stored == 72
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert (out / "predictions.jsonl").read_text().count('"item_id"') == stored
+    done = CliRunner().invoke(app, ["report", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert str(out / "report" / "report.html") in done.output
+    assert (out / "report" / "report.html").stat().st_size > 20_000
+
+
+def test_an_unknown_scorer_stops_before_anything_is_written(manifest: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(ScorerError, match="Unknown scorer 'pnsr'. Did you mean 'psnr'?"):
+        CliRunner().invoke(
+            app,
+            ["evaluate", "--manifest", str(manifest), "--scorers", "pnsr", "--out", str(out)],
+            catch_exceptions=False,
+        )
+    assert not (out / "predictions.jsonl").exists()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "report"])
+def test_help_has_an_example(command: str) -> None:
+    done = CliRunner().invoke(app, [command, "--help"])
+    assert done.exit_code == 0
+    assert f"lmm4edit {command}" in " ".join(done.output.split())
