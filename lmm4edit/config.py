@@ -2,10 +2,8 @@
 
 Unknown keys are refused, all problems are reported together, each by its path, with the near name where there is one.
 Relative paths in a configuration are relative to the directory the command runs in. No torch here: the command line
-describes and checks configurations with it.
-
-``None`` (``null`` in YAML) means "derived or left to the default of the thing configured"; the plan printed before
-step 1 shows every derived number.
+describes and checks configurations with it. ``None`` (``null`` in YAML) means "derived, or left to what is configured";
+the plan printed before step 1 shows every derived number.
 """
 
 from __future__ import annotations
@@ -100,7 +98,7 @@ class DataSection(Section):
         image_root: what relative image paths are relative to; ``None`` means the manifest's folder.
         num_workers: processes that decode images beside the training process (0: none).
         max_samples: use only the first so many usable samples of the training manifest.
-        check_images: ``decode`` all before step 1, so that broken ones are left out at the start; ``header``: open them.
+        check_images: ``decode`` all before step 1, so that broken ones are left out at the start; ``header``: less.
         cache_megabytes: memory (of each worker) for encoded samples, so that later epochs need not decode again.
     """
 

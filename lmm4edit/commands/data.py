@@ -82,7 +82,7 @@ def minibench(
     from lmm4edit.data.minibench.build import build_minibench
 
     with _progress(quiet=False, what="sources") as progress:
-        summary = build_minibench(out, seed, size, sources_per_task, progress)
+        summary = build_minibench(out, seed, size, sources_per_task, progress=progress)
     edits = ", ".join(f"{split} {count}" for split, count in summary.counts.items())
     typer.echo(
         f"{out}: simulated edits: {edits}. Held-out sources: {summary.sources['test/photo']} crops of photographs, "

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import leastsq
 from scipy.special import expit
 
 Floats = NDArray[np.float64]
+
+MAX_STEPS = 100
+MAX_DAMPING = 1e10
 
 _CENTRES = np.linspace(-2.0, 2.0, 9)
 _SLOPES = np.array([0.3, 0.7, 1.5, 3.0, 6.0, 12.0])
@@ -67,24 +69,11 @@ def fit_logistic(x: ArrayLike, y: ArrayLike, n_parameters: int) -> LogisticFit |
     if not scale > 0:
         raise ValueError("Expected predictions that differ, got a constant: there is no curve to fit.")
     standard = (x - shift) / scale
-    start = _grid_search(standard, y, n_parameters)
-    # MINPACK's thin wrapper: an evaluation needs thousands of fits. Running out of steps (5) still leaves a better
-    # curve.
-    # The wrapper also makes a covariance of the parameters, which overflows where they are not identified.
-    with np.errstate(all="ignore"):
-        found, _, _, _, status = leastsq(
-            lambda p: _curve(p, standard) - y,
-            start,
-            Dfun=lambda p: _jacobian(p, standard),
-            maxfev=200,
-            full_output=True,
-        )
-    improved = status in (1, 2, 3, 4, 5) and _cost(found, standard, y) <= _cost(start, standard, y)
-    best = found if improved else start
+    best = _refine(_grid_search(standard, y, n_parameters), standard, y)
     fitted = _curve(best, standard)
     if not np.all(np.isfinite(best)) or not np.all(np.isfinite(fitted)):
         return None
-    increasing = float(np.dot(standard, fitted - fitted.mean())) >= 0
+    increasing = float(np.sum(standard * (fitted - fitted.mean()))) >= 0
     return LogisticFit(tuple(float(p) for p in best), shift, scale, increasing)
 
 
@@ -94,9 +83,34 @@ def _curve(p: Floats, x: Floats) -> Floats:
     return p[0] * (expit(p[1] * (x - p[2])) - 0.5) + p[3] * x + p[4]
 
 
-def _cost(p: Floats, x: Floats, y: Floats) -> float:
-    difference = _curve(p, x) - y
-    return float(difference @ difference)
+def _refine(p: Floats, x: Floats, y: Floats) -> Floats:
+    """Levenberg-Marquardt from a start; never worse than it.
+
+    Written out because SciPy's wrapper of MINPACK gives other last bits from call to call (they depend on memory),
+    which a curve that is hardly determined, such as a step, turns into visible differences between two runs.
+    """
+    residual = _curve(p, x) - y
+    cost, damping = float(np.sum(residual**2)), 1e-3
+    for _ in range(MAX_STEPS):
+        jacobian = _jacobian(p, x)
+        # Plain loops in einsum: a BLAS product depends on where arrays lie in memory.
+        normal = np.einsum("ni,nj->ij", jacobian, jacobian)
+        gradient = np.einsum("ni,n->i", jacobian, residual)
+        scale = np.diag(np.maximum(normal.diagonal(), 1e-9 * normal.diagonal().max() + 1e-300))
+        while damping < MAX_DAMPING:
+            step = np.linalg.solve(normal + damping * scale, -gradient)
+            moved = _curve(p + step, x) - y
+            new_cost = float(np.sum(moved**2))
+            if new_cost < cost:
+                break
+            damping *= 10
+        else:
+            return p
+        gain = cost - new_cost
+        p, residual, cost, damping = p + step, moved, new_cost, max(damping / 10, 1e-9)
+        if gain <= 1e-10 * cost:
+            return p
+    return p
 
 
 def _jacobian(p: Floats, x: Floats) -> Floats:
@@ -115,13 +129,14 @@ def _grid_search(x: Floats, y: Floats, n_parameters: int) -> Floats:
     s = expit((x[None, :] - centre[:, None]) * slope[:, None])
     mean_s, mean_y = s.mean(axis=1), y.mean()
     ds, dy = s - mean_s[:, None], y - mean_y
-    ss, sy, total = np.sum(ds * ds, axis=1), ds @ dy, float(dy @ dy)
+    # Plain sums: a BLAS product depends on where arrays lie in memory, and the curve on its last bits.
+    ss, sy, total = np.sum(ds * ds, axis=1), np.sum(ds * dy, axis=1), float(np.sum(dy * dy))
     if n_parameters == 4:
         height = np.divide(sy, ss, out=np.zeros_like(ss), where=ss > 0)
         best = int(np.argmin(_coarse(total - height * sy, total)))
         return np.array([mean_y - height[best] * mean_s[best], height[best], centre[best], slope[best]])
     # Two regressors, s and x (which is standardised): solve the 2 x 2 normal equations of every grid point.
-    xx, xs, xy = float(x @ x), ds @ x, float(x @ dy)
+    xx, xs, xy = float(np.sum(x * x)), np.sum(ds * x, axis=1), float(np.sum(x * dy))
     determinant = ss * xx - xs**2
     usable = determinant > 1e-9 * ss * xx
     safe = np.where(usable, determinant, 1.0)

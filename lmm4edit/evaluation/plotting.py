@@ -121,6 +121,9 @@ def save(figure: Figure, folder: Path, name: str, title: str, note: str = "") ->
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
     # The salt keeps marks of several figures apart on one page, and makes the file the same every time.
     with matplotlib.rc_context({**_RC, "svg.hashsalt": name}):
+        # Arranged once: each saving would measure every text again.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
         figure.savefig(png, dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
         stream = io.BytesIO()
         figure.savefig(stream, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})

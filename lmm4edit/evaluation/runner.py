@@ -228,9 +228,7 @@ def _score(
         batch = samples[first : first + batch_size]
         rows = scorer.score(batch)
         if len(rows) != len(batch):
-            raise ScorerError(
-                f"Scorer {label!r} returned {len(rows)} rows for {len(batch)} samples; expected one for each."
-            )
+            raise ScorerError(f"Scorer {label!r}: expected one row for each of {len(batch)} samples, got {len(rows)}.")
         # A sample that failed for one target only is scored again as a whole; what it had stays.
         finished = store.done_keys(failures=False)
         named = []

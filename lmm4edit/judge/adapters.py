@@ -1,7 +1,7 @@
 """What of a backbone is trained: AdaLoRA (the paper's choice), LoRA, whole parts, or nothing; and the projector.
 
 PEFT builds the layers and defines the file layout. The two things it leaves to the training script, the orthogonality
-penalty and the moment of pruning, are ours, because both fail silently there (DESIGN section 5): see
+penalty and the moment of pruning, are ours, because both fail silently there: see
 :func:`orthogonality_penalty` and :class:`lmm4edit.judge.rank_allocator.RankAllocator`.
 """
 
@@ -55,8 +55,8 @@ def attach_adapters(backbone: nn.Module, config: AdapterConfig, seed: int = 0) -
         seed: of the adapters' initial weights. The global random state is left alone.
 
     Returns:
-        The backbone wrapped by PEFT for ``adalora`` and ``lora``, else the backbone itself. The new judge's outputs equal
-        the backbone's until it is trained.
+        The backbone wrapped by PEFT for ``adalora`` and ``lora``, else the backbone itself. The new judge's outputs
+        equal the backbone's until it is trained.
 
     Raises:
         ConfigError: if nothing matches, or the backbone already has adapters.
@@ -174,8 +174,8 @@ def _peft_config(backbone: nn.Module, config: AdapterConfig, spec: BackboneSpec)
     for pattern in patterns:
         if not module_names(backbone, pattern):
             raise ConfigError(
-                f"No module of this backbone matches {pattern!r}: the row {spec.model_type!r} in lmm4edit/judge/backbones.py does "
-                "not fit this version of Transformers."
+                f"No module of this backbone matches {pattern!r}: the row {spec.model_type!r} in "
+                "lmm4edit/judge/backbones.py does not fit this version of Transformers."
             )
     common: dict[str, Any] = {
         "target_modules": "|".join(f"({pattern})" for pattern in patterns),

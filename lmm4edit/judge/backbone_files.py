@@ -59,8 +59,8 @@ def describe_place(backbone: str, checkpoint: Path) -> dict[str, str | None]:
     """How a checkpoint remembers where its backbone lies.
 
     Returns:
-        ``name``: as it was given, unless that is an absolute path, which would mean nothing elsewhere; ``relative_path``: from
-        the checkpoint's folder, for a folder on disk.
+        ``name``: as it was given, unless that is an absolute path, which would mean nothing elsewhere;
+        ``relative_path``: from the checkpoint's folder, for a folder on disk.
     """
     folder = Path(backbone)
     if not folder.is_dir():
@@ -70,7 +70,9 @@ def describe_place(backbone: str, checkpoint: Path) -> dict[str, str | None]:
 
 
 def find_backbone(place: dict[str, str | None], checkpoint: Path, override: str | Path | None = None) -> str:
-    """Where to load a checkpoint's backbone from: the override, beside the checkpoint, from here, with the package, the Hub.
+    """Where to load a checkpoint's backbone from.
+
+    Sought in this order: the override, beside the checkpoint, from the current folder, with the package, on the Hub.
 
     Raises:
         CheckpointError: if it is nowhere, listing where it was sought.
@@ -91,8 +93,8 @@ def find_backbone(place: dict[str, str | None], checkpoint: Path, override: str 
     if name and not relative:
         return name
     raise CheckpointError(
-        f"{checkpoint}: its backbone was not found at {[str(c) for c in candidates]}. Put it there, or say where it lies with "
-        "the backbone option."
+        f"{checkpoint}: its backbone was not found at {[str(c) for c in candidates]}. Put it there, or say where it "
+        "lies with the backbone option."
     )
 
 

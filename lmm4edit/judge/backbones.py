@@ -76,8 +76,8 @@ def backbone_spec(model_or_config: Any) -> BackboneSpec:
     model_type = getattr(config, "model_type", None)
     if model_type not in BACKBONES:
         raise ConfigError(
-            f"No backbone of type {model_type!r} is known; expected one of {sorted(BACKBONES)}. A new one is a new row in "
-            "lmm4edit/judge/backbones.py."
+            f"No backbone of type {model_type!r} is known; expected one of {sorted(BACKBONES)}. A new one is a new row "
+            "in lmm4edit/judge/backbones.py."
         )
     return BACKBONES[model_type]
 
@@ -117,7 +117,7 @@ def load_backbone(
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         spec = backbone_spec(config)
-        model, info = AutoModelForImageTextToText.from_pretrained(
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
             name,
             config=config,
             dtype=torch_dtype,
@@ -128,9 +128,10 @@ def load_backbone(
         processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"Backbone {name!r} cannot be loaded: {error} Expected a folder with config.json, weights in safetensors and "
-            "processor files, or a name on the Hugging Face Hub."
+            f"Backbone {name!r} cannot be loaded: {error} Expected a folder with config.json, weights in safetensors "
+            "and processor files, or a name on the Hugging Face Hub."
         ) from error
+    model, info = loaded
     _check_complete(name, info)
     _check_supported(model, spec)
     set_pixel_limits(processor, min_pixels, max_pixels)
@@ -154,8 +155,8 @@ def check_attention(attn_implementation: str) -> None:
         return
     if "flash" in attn_implementation:
         raise ConfigError(
-            f"attn_implementation {attn_implementation!r} cannot be used: FlashAttention takes no mask for packed questions and "
-            "would guess sequences from restarting positions. Use 'sdpa'."
+            f"attn_implementation {attn_implementation!r} cannot be used: FlashAttention takes no mask for packed "
+            "questions and would guess sequences from restarting positions. Use 'sdpa'."
         )
     raise ConfigError(f"attn_implementation must be 'sdpa' or 'eager', got {attn_implementation!r}.")
 
@@ -172,8 +173,8 @@ def set_pixel_limits(processor: Any, min_pixels: int | None, max_pixels: int | N
     side = images.patch_size * images.merge_size
     if not 0 < low <= high or high < side * side:
         raise ConfigError(
-            f"Expected 0 < min_pixels <= max_pixels and max_pixels >= {side * side} (one token of {side} x {side} pixels), got "
-            f"min_pixels={low} and max_pixels={high}."
+            f"Expected 0 < min_pixels <= max_pixels and max_pixels >= {side * side} (one token of {side} x {side} "
+            f"pixels), got min_pixels={low} and max_pixels={high}."
         )
     images.size = {"shortest_edge": low, "longest_edge": high}
 
@@ -195,17 +196,15 @@ def last_hidden_states(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     """
     model = plain_model(backbone)
     spec = backbone_spec(model)
-    mask: Tensor | dict[str, Tensor] = batch.attention_mask
+    mask = batch.attention_mask
     if model.config._attn_implementation == "eager":
         # Eager attention adds its mask: a boolean one would be taken for zeros and ones.
         mask = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device).masked_fill(
             ~mask, torch.finfo(model.dtype).min
         )
-    if spec.mask_style == "dict":
-        mask = {"full_attention": mask}
     return model.model(
         input_ids=batch.input_ids,
-        attention_mask=mask,
+        attention_mask={"full_attention": mask} if spec.mask_style == "dict" else mask,
         position_ids=position_ids(model, batch),
         pixel_values=batch.pixel_values,
         image_grid_thw=batch.image_grid_thw,
@@ -215,7 +214,7 @@ def last_hidden_states(backbone: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 def token_logits(backbone: nn.Module, hidden: Tensor) -> Tensor:
-    """Language-model logits [..., vocabulary] of chosen hidden states [..., hidden size] (never of a whole sequence)."""
+    """Logits [..., vocabulary] of chosen hidden states [..., hidden size]; never of a whole sequence."""
     return plain_model(backbone).get_output_embeddings()(hidden)
 
 
@@ -258,8 +257,8 @@ def _check_complete(name: str, info: Any) -> None:
             problems.append(f"{len(keys)} weights are {explanation}: {shown}")
     if problems:
         raise CheckpointError(
-            f"Backbone {name!r} is incomplete or of another version: {'; '.join(problems)}. Download it again, or use the "
-            "Transformers version it was saved with."
+            f"Backbone {name!r} is incomplete or of another version: {'; '.join(problems)}. Download it again, or use "
+            "the Transformers version it was saved with."
         )
 
 
@@ -267,6 +266,6 @@ def _check_supported(model: nn.Module, spec: BackboneSpec) -> None:
     text = model.config.get_text_config()  # type: ignore[union-attr, operator]
     if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
         raise ConfigError(
-            f"Backbone {spec.model_type!r} uses sliding-window attention, which packing does not support. Set use_sliding_window "
-            "to false in its config.json."
+            f"Backbone {spec.model_type!r} uses sliding-window attention, which packing does not support. Set "
+            "use_sliding_window to false in its config.json."
         )

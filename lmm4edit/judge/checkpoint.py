@@ -9,8 +9,8 @@
     config.yaml                 the run's configuration
     provenance.json             versions, commit, seeds
 
-A missing, left-over, renamed, empty or wrongly shaped weight is an error that names it: half a checkpoint that loads gives
-scores that look like any others.
+A missing, left-over, renamed, empty or wrongly shaped weight is an error that names it: half a checkpoint that loads
+gives scores that look like any others.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def save_checkpoint(
     backbone = plain_model(model.backbone)
     if not backbone.name_or_path:
         raise CheckpointError(
-            f"{target}: the judge's backbone exists in memory only, so the checkpoint could not be loaded again. Save it with "
-            "lmm4edit.judge.backbones.save_backbone and load it from there."
+            f"{target}: the judge's backbone exists in memory only, so the checkpoint could not be loaded again. Save "
+            "it with lmm4edit.judge.backbones.save_backbone and load it from there."
         )
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -153,7 +153,8 @@ def load_checkpoint(
     Args:
         folder: a checkpoint's.
         device, dtype: of the backbone; the score head is float32 always.
-        adapter_trainable: go on training what was trained (stage 2 from stage 1, resumed runs); else everything is frozen.
+        adapter_trainable: go on training what was trained (stage 2 from stage 1, resumed runs); else everything is
+            frozen.
         backbone: where the backbone lies now, if not where the checkpoint remembers it.
         attn_implementation, trust_remote_code: see :func:`lmm4edit.judge.backbones.load_backbone`.
 
@@ -172,8 +173,8 @@ def load_checkpoint(
     fingerprint = backbone_fingerprint(place)
     if fingerprint != entry.backbone.sha256:
         raise CheckpointError(
-            f"{folder}: this judge was trained on a backbone with sha256 {entry.backbone.sha256[:16]}..., but {place} has "
-            f"{fingerprint[:16]}.... Its scores would be meaningless; give the backbone it was trained on."
+            f"{folder}: this judge was trained on a backbone with sha256 {entry.backbone.sha256[:16]}..., but {place} "
+            f"has {fingerprint[:16]}.... Its scores would be meaningless; give the backbone it was trained on."
         )
     processor = _load_processor(require(folder, "processor"), entry.image_processor, trust_remote_code)
     loaded: nn.Module = plain.requires_grad_(False)
@@ -208,7 +209,7 @@ def _describe(model: JudgeModel, processor: Any, target: Path, stage: int, kind:
     backbone = plain_model(model.backbone)
     head, scale = model.score_head, model.target_scale
     return JudgeFile(
-        format_version=FORMAT_VERSION,
+        format_version=cast(Any, FORMAT_VERSION),
         stage=stage,
         has_head=head is not None,
         head=HeadEntry(hidden=head.hidden, inner=head.inner) if head is not None else None,
@@ -264,11 +265,13 @@ def _load_adapter(folder: Path, plain: nn.Module, trainable: bool) -> nn.Module:
         raise CheckpointError(f"{folder / 'adapter_config.json'}: not a PEFT configuration: {error}.") from error
     config.inference_mode = not trainable
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*LoRA tensor.*invalid shape.*")
+        # Three things PEFT wonders about are meant: empty matrices, a moved backbone, AdaLoRA's own rank pattern.
+        for message in (".*LoRA tensor.*invalid shape.*", ".*base_model_name_or_path.*", ".*rank_pattern keys.*"):
+            warnings.filterwarnings("ignore", message=message)
         wrapped: nn.Module = peft.get_peft_model(cast(Any, plain), config)
         expected = peft.get_peft_model_state_dict(wrapped, adapter_name=ADAPTER, save_embedding_layers=False)
     state = read_tensors(folder / "adapter_model.safetensors", {key: value.shape for key, value in expected.items()})
-    result = peft.set_peft_model_state_dict(wrapped, state, adapter_name=ADAPTER)
+    result: Any = peft.set_peft_model_state_dict(wrapped, state, adapter_name=ADAPTER)
     if result.unexpected_keys:
         raise CheckpointError(f"{folder}: PEFT did not take {sorted(result.unexpected_keys)[:4]}.")
     for name, parameter in wrapped.named_parameters():
@@ -317,8 +320,9 @@ def _load_processor(folder: Path, image_processor: str, trust_remote_code: bool)
     loaded = type(processor.image_processor).__name__
     if loaded != image_processor:
         warnings.warn(
-            f"{folder}: the judge was trained with the image processor {image_processor}, but this installation gives {loaded}. "
-            "Pixels, and so scores, differ slightly; install torchvision, or the Transformers version it was trained with.",
+            f"{folder}: the judge was trained with the image processor {image_processor}, but this installation gives "
+            f"{loaded}. Pixels, and so scores, differ slightly; install torchvision, or the Transformers version it "
+            "was trained with.",
             stacklevel=3,
         )
     return processor

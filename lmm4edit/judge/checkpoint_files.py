@@ -82,7 +82,8 @@ def read_judge_file(folder: Path) -> JudgeFile:
     version = data.get("format_version") if isinstance(data, dict) else None
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path}: expected format_version {FORMAT_VERSION}, got {version!r}. Use the LMM4Edit version that wrote it."
+            f"{path}: expected format_version {FORMAT_VERSION}, got {version!r}. Use the LMM4Edit version that wrote "
+            "it."
         )
     try:
         entry = JudgeFile.model_validate(data)
@@ -115,8 +116,8 @@ def read_tensors(path: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Tens
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise CheckpointError(
-            f"{path}: {len(problems)} weights do not fit: {'; '.join(problems[:8])}{more}. Nothing was loaded: take the whole "
-            "folder from one training run, written with this version."
+            f"{path}: {len(problems)} weights do not fit: {'; '.join(problems[:8])}{more}. Nothing was loaded: take "
+            "the whole folder from one training run, written with this version."
         )
     return state
 
@@ -147,7 +148,8 @@ def require(folder: Path, name: str) -> Path:
     path = folder / name
     if not path.exists():
         raise CheckpointError(
-            f"{path} is missing. Expected the folder of a judge's checkpoint, with judge.json and all that save_checkpoint wrote."
+            f"{path} is missing. Expected the folder of a judge's checkpoint, with judge.json and all that "
+            "save_checkpoint wrote."
         )
     return path
 

@@ -66,8 +66,8 @@ def process_images(processor: Any, images: Sequence[Any]) -> list[ProcessedImage
 
     Args:
         processor: the backbone's processor.
-        images: PIL images, or uint8 arrays or tensors [height, width, 3] (numpy) or [3, height, width] (torch). Sizes may
-            differ; images of one size are handled together, which is several times faster than one by one.
+        images: PIL images, or uint8 arrays or tensors [height, width, 3] (numpy) or [3, height, width] (torch). Sizes
+            may differ; images of one size are handled together, which is several times faster than one by one.
 
     Returns:
         One :class:`ProcessedImage` for each image, in order; their patches are views of one tensor.
@@ -112,8 +112,8 @@ def encode_example(
         instruction, question: as users wrote them; special tokens in them are plain characters.
         source, edited: decoded images, or results of :func:`process_images` (one call for a whole batch is faster).
         dimensions: asked in this order, then the question if there is one.
-        answers: what to teach in words: a number per dimension, ``"yes"``/``"no"`` for ``answer``. Dimensions left out are
-            asked and not taught.
+        answers: what to teach in words: a number per dimension, ``"yes"``/``"no"`` for ``answer``. Dimensions left out
+            are asked and not taught.
         targets: what to teach the score head, on the MOS scale.
         sample_id: for error messages.
         max_length: longest allowed sequence; default: the tokenizer's. Nothing is ever truncated.
@@ -159,8 +159,9 @@ def encode_example(
     if (length := packed_length(example)) > limit:
         tokens = sum(t * h * w for t, h, w in example.image_grids) // merge**2
         raise PromptError(
-            f"Sample {sample_id!r}: the packed sequence has {length} tokens ({tokens} of them for the images), more than the "
-            f"limit of {limit}. Nothing is truncated; lower max_pixels, shorten the instruction, or raise the limit."
+            f"Sample {sample_id!r}: the packed sequence has {length} tokens ({tokens} of them for the images), more "
+            f"than the limit of {limit}. Nothing is truncated; lower max_pixels, shorten the instruction, or raise the "
+            "limit."
         )
     return example
 
@@ -217,8 +218,9 @@ def answer_token_ids(tokenizer: Any, prompts: PromptSet) -> tuple[int, int]:
     no, yes = _plain_ids(tokenizer, prompts.no_answer)[0], _plain_ids(tokenizer, prompts.yes_answer)[0]
     if no == yes:
         raise PromptError(
-            f"yes_answer {prompts.yes_answer!r} and no_answer {prompts.no_answer!r} begin with the same token {yes} in this "
-            "tokenizer, so one look at the next token cannot tell them apart. Choose words with different beginnings."
+            f"yes_answer {prompts.yes_answer!r} and no_answer {prompts.no_answer!r} begin with the same token {yes} in "
+            "this tokenizer, so one look at the next token cannot tell them apart. Choose words with different "
+            "beginnings."
         )
     return no, yes
 
@@ -277,8 +279,8 @@ def _plain_ids(tokenizer: Any, text: str) -> list[int]:
     ids = [token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)]
     if found := vocabulary.special.intersection(ids):
         raise PromptError(
-            f"The tokenizer turned the text {text!r} into special tokens {sorted(found)}. Text that users write must stay plain; "
-            "remove the marker from the text."
+            f"The tokenizer turned the text {text!r} into special tokens {sorted(found)}. Text that users write must "
+            "stay plain; remove the marker from the text."
         )
     return _remember(vocabulary.plain, text, ids)
 

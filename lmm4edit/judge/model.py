@@ -1,7 +1,7 @@
 """The judge as one module: backbone, score head and the penalty in a single forward pass.
 
-One ``forward`` of one module, because DDP, FSDP and DeepSpeed hook that call: calling an inner model directly would bypass
-them (DESIGN section 5). Logits are computed only where they are needed, never for a whole sequence.
+One ``forward`` of one module, because DDP, FSDP and DeepSpeed hook that call: calling an inner model directly would
+bypass them. Logits are computed only where they are needed, never for a whole sequence.
 """
 
 from __future__ import annotations
@@ -56,15 +56,17 @@ class JudgeOutput:
     """What one forward pass gives. B rows, Q questions of the batch, D dimensions of the judge.
 
     Attributes:
-        hidden: [B, Q, hidden size]; the last stem token's state of each question, in ``batch.suffix_keys``' order; zeros
-            where a row lacks the question.
+        hidden: [B, Q, hidden size]; the last stem token's state of each question, in ``batch.suffix_keys``' order;
+            zeros where a row lacks the question.
         asked: [B, D] boolean; whether the row asks about the dimension.
         standardised: [B, D] float32; in target standard deviations, NaN where not asked; ``None`` without a score head.
-        scores: [B, D] float32; on the MOS scale, unclipped, higher is better, NaN where not asked; ``None`` without a head.
-        answer_logits: [B, 2] float32; logits of (no, yes) after the question's stem, NaN where nothing is asked; ``None`` if
-            no row asks a question.
-        sums: by term (``text``, ``qa``: nats over answer tokens; ``score``: squared standard deviations) the sum over the batch,
-            or ``None`` for a term that the objective leaves out. Divide by the counts of a whole accumulation window.
+        scores: [B, D] float32; on the MOS scale, unclipped, higher is better, NaN where not asked; ``None`` without a
+            head.
+        answer_logits: [B, 2] float32; logits of (no, yes) after the question's stem, NaN where nothing is asked;
+            ``None`` if no row asks a question.
+        sums: by term (``text``, ``qa``: nats over answer tokens; ``score``: squared standard deviations) the sum over
+            the batch, or ``None`` for a term that the objective leaves out. Divide by the counts of a whole
+            accumulation window.
         counts: by the same terms, how many tokens or targets are in the sum.
         orthogonality: AdaLoRA's penalty, unweighted, or ``None``.
         loss: weighted sum of the terms' means over *this batch* and the penalty; ``None`` without an objective.
@@ -159,8 +161,8 @@ class JudgeModel(nn.Module):
         """
         if not self.has_head:
             raise CheckpointError(
-                "This judge has no score head: it is a stage-1 checkpoint, which answers in words. Read it with the text read-out, "
-                "or train stage 2 from it."
+                "This judge has no score head: it is a stage-1 checkpoint, which answers in words. Read it with the "
+                "text read-out, or train stage 2 from it."
             )
 
     def enable_gradient_checkpointing(self) -> None:

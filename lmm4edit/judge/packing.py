@@ -1,9 +1,9 @@
 """From prompts and images to one packed sequence per edit, and batches of them.
 
-*Shared-prefix packing*: one sequence holds the prefix (instruction, both images, definitions) once and every question as a
-short suffix. A suffix attends to the prefix and to itself, and its m-RoPE positions restart where the prefix ends, so
-each question is answered as if it stood alone, at about the price of one question (DESIGN section 5). :func:`unpack`
-gives the one-question-per-row form that packing is tested against.
+*Shared-prefix packing*: one sequence holds the prefix (instruction, both images, definitions) once and every question
+as a short suffix. A suffix attends to the prefix and to itself, and its m-RoPE positions restart where the prefix
+ends, so each question is answered as if it stood alone, at about the price of one question.
+:func:`unpack` gives the one-question-per-row form that packing is tested against.
 
 Padding stands on the right; padding rows attend to themselves, so that no softmax runs over nothing.
 """
@@ -93,7 +93,7 @@ class PackedBatch:
 
     @property
     def attention_mask(self) -> Tensor:
-        """[B, 1, L, L] boolean, ``True`` where the row's token may attend to the column's; built where the batch lives."""
+        """[B, 1, L, L] boolean, ``True`` where the row's token may attend to the column's; on the batch's device."""
         segments = self.segment_ids
         length = segments.shape[1]
         rows, columns = segments[:, :, None], segments[:, None, :]
@@ -105,7 +105,7 @@ class PackedBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         """A copy of the batch on ``device``."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(device, non_blocking=non_blocking)
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), Tensor)
@@ -114,14 +114,14 @@ class PackedBatch:
 
     def pin_memory(self) -> PackedBatch:
         """A copy of the batch in page-locked memory (called by data loaders)."""
-        pinned = {
+        pinned: dict[str, Any] = {
             f.name: value.pin_memory() for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
         }
         return replace(self, **pinned)
 
 
 def unpack(example: PackedExample) -> list[PackedExample]:
-    """The same questions, one a row: what packing must be equal to, and the fall-back for backbones that cannot pack."""
+    """The same questions, one a row: what packing must equal, and the fall-back for backbones that cannot pack."""
     return [replace(example, suffixes=[suffix]) for suffix in example.suffixes]
 
 
@@ -133,7 +133,7 @@ def collate(examples: Sequence[PackedExample], *, image_token_id: int, pad_token
         image_token_id, pad_token_id: of the backbone.
 
     Raises:
-        PromptError: if an edit asks the same question twice, has an empty stem, or its images and image tokens disagree.
+        PromptError: if an edit asks the same question twice, or a question has no tokens.
         ValueError: for an empty list.
     """
     if not examples:
@@ -213,8 +213,8 @@ def _runs(starts: Sequence[int], lengths: Sequence[int]) -> tuple[np.ndarray, np
 def position_ids(backbone: Any, batch: PackedBatch) -> Tensor:
     """m-RoPE positions [3, B, L] (time, height, width) of a packed batch; padding has position 0.
 
-    The prefix is numbered as the backbone's own ``get_rope_index`` numbers it (tested), without its loop over tokens; every
-    suffix restarts where the prefix ends.
+    The prefix is numbered as the backbone's own ``get_rope_index`` numbers it (tested), without its loop over tokens;
+    every suffix restarts where the prefix ends.
 
     Args:
         backbone: a model whose ``config.vision_config.spatial_merge_size`` says how patches merge into tokens.

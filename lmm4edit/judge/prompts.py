@@ -1,9 +1,9 @@
 """The wording the judge is asked with: versioned, in YAML, carried by every checkpoint.
 
-A prompt is a prefix that all questions on one edit share (system turn, instruction, both images, definitions), and short
-suffixes, one for each question, which end with the beginning of the answer (the *stem*). The score, or the hidden
-state that the score head reads, follows the stem. See DESIGN section 5 and the paper's section 4.1 (whose own order,
-edited image, source image, prompt, is ``order: paper``).
+A prompt is a prefix that all questions on one edit share (system turn, instruction, both images, definitions), and
+short suffixes, one for each question, which end with the beginning of the answer (the *stem*). The score follows the
+stem, and the stem's last hidden state is what the score head reads. Paper, section 4.1, whose own order (edited image,
+source image, prompt) is ``order: paper``.
 
 No torch here: rendering gives parts, :mod:`lmm4edit.judge.packing` turns them into token ids.
 """
@@ -303,7 +303,8 @@ def _read(name_or_path: str | Path) -> tuple[str, str]:
         entry = resources.files("lmm4edit.judge") / "prompt_sets" / f"{name_or_path}.yaml"
         return entry.read_text(encoding="utf-8"), f"prompt set {str(name_or_path)!r}"
     raise PromptError(
-        f"There is no prompt set {str(name_or_path)!r}: expected one of {packaged_prompts()} or the path of a .yaml file."
+        f"There is no prompt set {str(name_or_path)!r}: expected one of {packaged_prompts()} or the path of a .yaml "
+        "file."
     )
 
 

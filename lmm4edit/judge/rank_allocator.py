@@ -43,8 +43,9 @@ class RankSchedule:
     def __post_init__(self) -> None:
         if not (0 <= self.tinit < self.last_pruning <= self.total_steps) or self.tfinal < 0 or self.delta_t < 1:
             raise ConfigError(
-                f"The ranks need tinit >= 0, tfinal >= 0, delta_t >= 1 and tinit + tfinal < total_steps={self.total_steps}, got "
-                f"tinit={self.tinit}, tfinal={self.tfinal} and delta_t={self.delta_t}. Train longer, or lower tinit and tfinal."
+                "The ranks need tinit >= 0, tfinal >= 0, delta_t >= 1 and tinit + tfinal < "
+                f"total_steps={self.total_steps}, got tinit={self.tinit}, tfinal={self.tfinal} and "
+                f"delta_t={self.delta_t}. Train longer, or lower tinit and tfinal."
             )
         if not (0 < self.beta1 < 1 and 0 < self.beta2 < 1):
             raise ConfigError(f"Expected 0 < beta1, beta2 < 1, got {self.beta1} and {self.beta2}.")
@@ -68,13 +69,13 @@ class RankAllocator:
     """Prunes AdaLoRA's ranks. Call :meth:`step` once per optimizer step, after ``optimizer.step()`` and before
     ``zero_grad()``: before the step, the optimizer would revive what has just been pruned.
 
-    It counts steps itself, so none can be skipped or counted twice, and it makes the ranks final at the first step at or
-    after ``total_steps - tfinal``.
+    It counts steps itself, so none can be skipped or counted twice, and it makes the ranks final at the first step at
+    or after ``total_steps - tfinal``.
 
     Args:
         backbone: with adapters. Without AdaLoRA there is nothing to do, and the allocator does nothing.
-        schedule: ``None`` keeps the ranks as they are: a judge that is trained further (stage 2 from stage 1) goes on with
-            the ranks it has, and triplets that were pruned stay pruned.
+        schedule: ``None`` keeps the ranks as they are: a judge that is trained further (stage 2 from stage 1) goes on
+            with the ranks it has, and triplets that were pruned stay pruned.
 
     Raises:
         ConfigError: if the target is above what there is.
@@ -90,8 +91,9 @@ class RankAllocator:
         self.target_budget = self.initial_budget if schedule is None else schedule.target_r * len(layers)
         if self.target_budget > self.initial_budget:
             raise ConfigError(
-                f"AdaLoRA only lowers ranks: expected a target of at most {self.initial_budget} triplets in {len(layers)} matrices, "
-                f"got target_r={schedule.target_r if schedule else None}, which makes {self.target_budget}."
+                f"AdaLoRA only lowers ranks: expected a target of at most {self.initial_budget} triplets in "
+                f"{len(layers)} matrices, got target_r={schedule.target_r if schedule else None}, which makes "
+                f"{self.target_budget}."
             )
         self._averages: dict[str, Tensor] = {}
         self._masks = {} if schedule is not None else _present_masks(layers)
@@ -188,7 +190,8 @@ class RankAllocator:
             scores.append(value[:, 0] + right.mean(1) + left.mean(0))
         flat = torch.cat(scores)
         keep = torch.zeros(flat.shape, dtype=torch.bool, device=flat.device)
-        # Sorting is stable, so that ties (matrices without gradient score 0) neither miss the budget nor depend on chance.
+        # Sorting is stable, so that ties (matrices without gradient score 0) neither miss the budget nor depend on
+        # chance.
         keep[torch.sort(flat, descending=True, stable=True).indices[:budget]] = True
         sizes = [layer.values.shape[0] for layer in layers.values()]
         return dict(zip(layers, torch.split(keep, sizes), strict=True))

@@ -18,8 +18,8 @@ from lmm4edit.errors import ConfigError
 class ScoreHead(nn.Module):
     """A two-layer perceptron with GELU and one output for each dimension's question.
 
-    The first layer is shared; each question reads its own output. Computes in float32 whatever the backbone's dtype is, so
-    that scores are not rounded to the three digits of bfloat16.
+    The first layer is shared; each question reads its own output. Computes in float32 whatever the backbone's dtype
+    is, so that scores are not rounded to the three digits of bfloat16.
 
     Args:
         hidden: size of the backbone's hidden states.
@@ -71,8 +71,9 @@ class TargetScale:
         for name, values in scores.items():
             if len(set(values)) < 2:
                 raise ConfigError(
-                    f"Dimension {name!r}: expected at least two different training scores, got {len(values)} scores with "
-                    f"{len(set(values))} different values. Give samples with mos_{name}, or leave the dimension out."
+                    f"Dimension {name!r}: expected at least two different training scores, got {len(values)} scores "
+                    f"with {len(set(values))} different values. Give samples with mos_{name}, or leave the dimension "
+                    "out."
                 )
             tensor = torch.tensor(list(values), dtype=torch.float64)
             means.append(float(tensor.mean()))

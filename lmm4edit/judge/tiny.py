@@ -1,6 +1,6 @@
 """A tiny but real Qwen2.5-VL: same classes, same files, a thousandth of the size. Trains on a laptop's processor.
 
-*Measured* (DESIGN section 5): with ``patch_size`` 7 and ``initializer_range`` 0.08 it learns in minutes what the usual
+*Measured*: with ``patch_size`` 7 and ``initializer_range`` 0.08 it learns in minutes what the usual
 14 and 0.02 do not learn in an hour.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -34,7 +34,8 @@ SPECIAL_TOKENS = (
     "<|video_pad|>",
 )
 
-# Plain ChatML with Qwen-VL's image markers, for callers that use apply_chat_template; the judge renders its own prompts.
+# Plain ChatML with Qwen-VL's image markers, for callers that use apply_chat_template; the judge renders its own
+# prompts.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}"
@@ -71,7 +72,7 @@ def build_tiny_tokenizer(texts: Iterable[str], vocab_size: int = 600, max_length
     bpe = json.loads(trained.to_str())["model"]
     return Qwen2Tokenizer(
         vocab=bpe["vocab"],
-        merges=[tuple(merge) for merge in bpe["merges"]],
+        merges=cast(Any, [tuple(merge) for merge in bpe["merges"]]),
         eos_token="<|im_end|>",
         extra_special_tokens=list(SPECIAL_TOKENS),
         model_max_length=max_length,
@@ -104,8 +105,9 @@ def build_tiny_backbone(
         patch_size: side of a patch in pixels; 2 x 2 patches make one token.
         image_size: side of the images in pixels the model is meant for (a window of the vision encoder covers one).
         initializer_range: standard deviation of the initial weights.
-        rope_theta: base of the rotary positions. m-RoPE gives the width the lowest frequencies; with the usual 10,000 and a
-            head of 32 a step to the right turns by 0.003 rad, which cannot be told from none; with 10 it turns by 0.1-0.2.
+        rope_theta: base of the rotary positions. m-RoPE gives the width the lowest frequencies; with the usual 10,000
+            and a head of 32 a step to the right turns by 0.003 rad, which cannot be told from none; with 10 it turns
+            by 0.1-0.2.
         tie_word_embeddings: share input and output embeddings, as the 3B model does and the 7B does not.
         max_length: longest sequence.
         seed: of the initial weights.
@@ -115,8 +117,8 @@ def build_tiny_backbone(
     """
     if hidden % heads or (hidden // heads) % 8 or heads % 2:
         raise ConfigError(
-            f"The language model needs an even number of heads and a head size that is a multiple of 8, got hidden={hidden} "
-            f"and heads={heads}."
+            "The language model needs an even number of heads and a head size that is a multiple of 8, got "
+            f"hidden={hidden} and heads={heads}."
         )
     if vision_hidden % vision_heads or (vision_hidden // vision_heads) % 4:
         raise ConfigError(
@@ -129,7 +131,7 @@ def build_tiny_backbone(
     # m-RoPE sections (time, height, width) must sum to half the head size.
     time_section = half_head // 4
     height_section = (half_head - time_section) // 2
-    token = tokenizer.convert_tokens_to_ids
+    token: Any = tokenizer.convert_tokens_to_ids
     config = Qwen2_5_VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
@@ -177,7 +179,7 @@ def build_tiny_backbone(
 def build_tiny_processor(
     tokenizer: Qwen2Tokenizer, *, patch_size: int = 7, min_pixels: int = 56 * 56, max_pixels: int = 56 * 56
 ) -> Qwen2_5_VLProcessor:
-    """A real Qwen2.5-VL processor for :func:`build_tiny_backbone`; images are resized to between the two pixel counts."""
+    """A real Qwen2.5-VL processor; images are resized to between ``min_pixels`` and ``max_pixels``."""
     sizes: dict[str, Any] = {"patch_size": patch_size, "min_pixels": min_pixels, "max_pixels": max_pixels}
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(**sizes),

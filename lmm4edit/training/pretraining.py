@@ -1,8 +1,8 @@
 """Pretraining of the tiny backbone, from scratch, on generated lessons with dense supervision.
 
 The big backbones come pretrained from a hub; the tiny one, which makes the demo run on a laptop, has to be taught what an
-image, an edit and a question are. Three signals at once, in one packed pass: cross-entropy on short answers in words, the
-three opinions regressed at the judge's own read-out tokens, and, at every token of the edited image, how much of it changed
+image, an edit and a question are. Three signals at once, in one packed pass: cross-entropy on answers in words, the three
+opinions regressed at the judge's own read-out tokens, and, at every token of the edited image, how much of it changed
 by intent, as a side effect, and through an artefact. The regression heads are thrown away; only the backbone is kept.
 
 Interrupting it and running the same command continues from the last saved state, optimizer included.
@@ -82,6 +82,7 @@ class PretrainingRecipe:
     opinion_weight: float = 1.0
     cell_weight: float = 1.0
     text_weight: float = 0.3
+    score_words: bool = True
 
     def learning_rate_at(self, step: int) -> float:
         """Warm-up, constant, then a cosine to 2 % over the last ``decay_fraction`` (so that a run can be prolonged)."""
@@ -142,6 +143,8 @@ def pack_lessons(
     images = process_images(processor, [image for lesson in lessons for image in (lesson.source, lesson.edited)])
     examples = []
     for index, lesson in enumerate(lessons):
+        opinions = zip(BUILT_IN_DIMENSIONS, lesson.opinions.tolist(), strict=True)
+        scores: dict[str, float | str] = {dimension.name: round(value, 2) for dimension, value in opinions}
         example = encode_example(
             processor,
             prompts,
@@ -150,7 +153,7 @@ def pack_lessons(
             images[2 * index + 1],
             BUILT_IN_DIMENSIONS,
             lesson.question,
-            {ANSWER: lesson.answer},
+            {ANSWER: lesson.answer, **(scores if recipe.score_words else {})},
         )
         chosen = rng.choice(len(lesson.dialogue), recipe.dialogue_per_lesson, replace=False)
         further = [
@@ -163,9 +166,9 @@ def pack_lessons(
         image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
         pad_token_id=tokenizer.pad_token_id,
     )
-    opinions = torch.from_numpy(np.stack([lesson.opinions for lesson in lessons]))
+    values = torch.from_numpy(np.stack([lesson.opinions for lesson in lessons]))
     cells = torch.from_numpy(np.stack([lesson.cells for lesson in lessons])).flatten(1, 2)
-    return LessonBatch(packed, opinions, cells)
+    return LessonBatch(packed, values, cells)
 
 
 def lesson_losses(
@@ -193,6 +196,9 @@ def lesson_losses(
     logits = backbone.lm_head(hidden[spoken])  # type: ignore[union-attr,operator]
     text_loss = nn.functional.cross_entropy(logits, packed.labels[spoken])
     right = (logits.argmax(-1) == packed.labels[spoken]).float().mean()
+    answers = torch.zeros_like(spoken)
+    answers[rows[:, 0], packed.readout_index[:, 3]] = True
+    answered = (logits.argmax(-1) == packed.labels[spoken])[answers[spoken]].float().mean()
     loss = recipe.opinion_weight * opinion_loss + recipe.cell_weight * cell_loss + recipe.text_weight * text_loss
     return {
         "loss": loss,
@@ -200,6 +206,7 @@ def lesson_losses(
         "cell_loss": cell_loss,
         "text_loss": text_loss,
         "token_accuracy": right,
+        "answer_accuracy": answered,
         "opinions": standardized * spread + centre,
     }
 
@@ -224,7 +231,7 @@ def evaluate(
         f"srcc_{name}": float(spearmanr(predicted[:, i], true[:, i])[0])
         for i, name in enumerate(("quality", "alignment", "preservation"))
     }
-    for key in ("token_accuracy", "cell_loss", "text_loss"):
+    for key in ("token_accuracy", "answer_accuracy", "cell_loss", "text_loss"):
         result[key] = float(torch.stack([part[key] for part in parts]).mean())
     return result
 
@@ -341,7 +348,7 @@ def _restore(
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
-    free = ("steps", "decay_fraction", "processes", "reuse", "buffer_size")
+    free = ("steps", "decay_fraction", "processes", "reuse", "buffer_size", "score_words")
     changed = [k for k, value in asdict(recipe).items() if k not in free and state["recipe"].get(k) != value]
     if changed:
         raise ConfigError(

@@ -11,7 +11,7 @@ from torch import nn
 
 from lmm4edit.config import TrainConfig
 from lmm4edit.errors import ConfigError
-from lmm4edit.judge.adapters import AdapterConfig, attach_adapters
+from lmm4edit.judge.adapters import AdapterConfig, attach_adapters, effective_ranks
 from lmm4edit.judge.backbones import (
     BackboneSpec,
     backbone_spec,
@@ -231,14 +231,17 @@ def _check_same_parts(config: TrainConfig, model: JudgeModel, kind: str | None) 
     problems = []
     if kind != expected:
         problems.append(f"adapter.kind: expected {kind or 'full or none'}, got {configured.kind}")
-    parts = parameters_by_part(model, backbone_spec(plain_model(model.backbone)))
+    spec = backbone_spec(plain_model(model.backbone))
+    parts = {part for part, (trained, _) in parameters_by_part(model, spec).items() if trained}
+    # A matrix pruned to rank 0 has nothing left to train, but it was adapted.
+    parts |= {_part_of(f"{name}.", spec) for name in effective_ranks(model.backbone)}
     for key, part, wanted in [
         ("vision", "vision encoder", configured.vision and configured.kind != "none"),
         ("llm", "language model", configured.llm and configured.kind != "none"),
         ("projector", "projector", configured.projector),
     ]:
-        if kind == expected and (parts[part][0] > 0) != wanted:
-            problems.append(f"adapter.{key}: expected {str(parts[part][0] > 0).lower()}, got {str(wanted).lower()}")
+        if kind == expected and (part in parts) != wanted:
+            problems.append(f"adapter.{key}: expected {str(part in parts).lower()}, got {str(wanted).lower()}")
     if problems:
         raise ConfigError(
             f"{config.init_from}: the starting judge has other adapters than this configuration describes:\n"

@@ -6,28 +6,21 @@ score head. Questions are answered by the likelier of the two answers in either 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from lmm4edit.evaluation.correlation import krcc, plcc, rmse, srcc
-from lmm4edit.judge.backbones import last_hidden_states, token_logits
 from lmm4edit.judge.model import JudgeModel
-from lmm4edit.judge.packing import PackedExample
+from lmm4edit.judge.packing import PackedExample, unpack
+from lmm4edit.judge.words import complete, read_score
 from lmm4edit.records import ANSWER
 from lmm4edit.training.dataset import EditDataset, Encoding
 from lmm4edit.training.processes import Processes
 
 ReadOut = Literal["text", "head"]
-
-MAX_NEW_TOKENS = 10
-"""Enough for `` -100.00`` with one token a character, and its end of turn."""
-
-_NUMBER = re.compile(r"\s*(-?\d{1,4}(?:\.\d+)?)\s*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -82,80 +75,33 @@ def validate(
     return _compare(everything, [d.name for d in dataset.encoding.dimensions], failures, read_out)
 
 
-def read_score(words: str) -> float | None:
-    """The number that an answer consists of, or ``None``: nothing but a number counts."""
-    match = _NUMBER.fullmatch(words)
-    return float(match[1]) if match else None
-
-
 def _judge(
     model: JudgeModel, examples: list[PackedExample], encoding: Encoding, device: torch.device, read_out: ReadOut
 ) -> list[Judged]:
     # On rows of one question each, a sample's values are spread over several rows.
-    batch = encoding.collate(examples).to(device)
-    output = model(batch)
+    rows = examples if encoding.packed else [row for example in examples for row in unpack(example)]
+    encoding = replace(encoding, packed=True)
+    batch = encoding.collate(rows)
+    output = model(batch.to(device))
     scores: dict[str, dict[str, float | None]] = {example.sample_id: {} for example in examples}
     answers: dict[str, str] = {}
-    for row, sample_id in enumerate(batch.sample_ids):
-        for column, dimension in enumerate(encoding.dimensions):
-            if output.scores is not None and output.asked[row, column]:
-                scores[sample_id][dimension.name] = float(output.scores[row, column])
-        if output.answer_logits is not None and not output.answer_logits[row].isnan().any():
-            no, yes = output.answer_logits[row].tolist()
-            answers[sample_id] = "yes" if yes > no else "no"
+    if output.scores is not None:
+        judged = zip(batch.sample_ids, output.scores.tolist(), output.asked.tolist(), strict=True)
+        for sample_id, values, asked in judged:
+            for dimension, value, is_asked in zip(encoding.dimensions, values, asked, strict=True):
+                if is_asked:
+                    scores[sample_id][dimension.name] = value if abs(value) < float("inf") else None
+    if output.answer_logits is not None:
+        for sample_id, (no, yes) in zip(batch.sample_ids, output.answer_logits.tolist(), strict=True):
+            if no == no and yes == yes:  # neither is NaN: the row asks the question
+                answers[sample_id] = "yes" if yes > no else "no"
     if read_out == "text":
-        for example, words in zip(examples, complete(model.backbone, examples, encoding, device), strict=True):
-            scores[example.sample_id] = {key: read_score(text) for key, text in words.items()}
+        tokenizer = encoding.processor.tokenizer
+        done = complete(model.backbone, rows, lambda some: encoding.collate(some).to(device), tokenizer, encoding.chat)
+        scores = {example.sample_id: {} for example in examples}
+        for row, words in zip(rows, done, strict=True):
+            scores[row.sample_id] |= {key: read_score(text) for key, text in words.items()}
     return [Judged(e.sample_id, dict(e.targets or {}), scores[e.sample_id], answers.get(e.sample_id)) for e in examples]
-
-
-def complete(
-    backbone: nn.Module, examples: Sequence[PackedExample], encoding: Encoding, device: torch.device
-) -> list[dict[str, str]]:
-    """Complete the stems of all questions on dimensions greedily, all questions of all edits side by side.
-
-    Each pass reads the packed sequences with what has been written so far and appends one token to every answer, so it
-    works with every backbone that can be packed, and positions are those of training. (A key/value cache would be
-    faster; this runs on a part of the data, now and then.)
-
-    Returns:
-        For each example, the words by dimension, without the end of turn.
-    """
-    tokenizer = encoding.processor.tokenizer
-    end = tokenizer.convert_tokens_to_ids(encoding.chat.end_of_answer)
-    asked = [[suffix for suffix in example.suffixes if suffix.key != ANSWER] for example in examples]
-    written: list[list[list[int]]] = [[[] for _ in suffixes] for suffixes in asked]
-    for _ in range(MAX_NEW_TOKENS):
-        so_far = [
-            replace(
-                example,
-                suffixes=[
-                    replace(suffix, ids=suffix.ids + tokens, answer_ids=[])
-                    for suffix, tokens in zip(suffixes, answers, strict=True)
-                ],
-            )
-            for example, suffixes, answers in zip(examples, asked, written, strict=True)
-        ]
-        batch = encoding.collate(so_far).to(device)
-        hidden = last_hidden_states(backbone, batch)
-        rows = torch.arange(len(batch), device=hidden.device)[:, None]
-        following = token_logits(backbone, hidden[rows, batch.readout_index.clamp(min=0)]).argmax(-1).tolist()
-        columns = {key: index for index, key in enumerate(batch.suffix_keys)}
-        open_answers = 0
-        for row, (suffixes, answers) in enumerate(zip(asked, written, strict=True)):
-            for suffix, tokens in zip(suffixes, answers, strict=True):
-                if end not in tokens:
-                    tokens.append(following[row][columns[suffix.key]])
-                    open_answers += tokens[-1] != end
-        if not open_answers:
-            break
-    return [
-        {
-            suffix.key: tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
-            for suffix, tokens in zip(suffixes, answers, strict=True)
-        }
-        for suffixes, answers in zip(asked, written, strict=True)
-    ]
 
 
 def _compare(judged: Sequence[Judged], dimensions: Sequence[str], failed: int, read_out: ReadOut) -> dict[str, Any]:

@@ -82,12 +82,9 @@ def test_evaluate_then_report(manifest: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_scorer_stops_before_anything_is_written(manifest: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
+    command = ["evaluate", "--manifest", str(manifest), "--scorers", "pnsr", "--out", str(out)]
     with pytest.raises(ScorerError, match="Unknown scorer 'pnsr'. Did you mean 'psnr'?"):
-        CliRunner().invoke(
-            app,
-            ["evaluate", "--manifest", str(manifest), "--scorers", "pnsr", "--out", str(out)],
-            catch_exceptions=False,
-        )
+        CliRunner().invoke(app, command, catch_exceptions=False)
     assert not (out / "predictions.jsonl").exists()
 
 

@@ -89,7 +89,7 @@ def test_trained_adapters_change_the_output_and_switch_off(kit: Kit) -> None:
 def test_every_trained_parameter_has_a_gradient(
     kit: Kit, checkpointing: bool, gradients: Callable[[torch.nn.Module], dict[str, Tensor]]
 ) -> None:
-    """PITFALLS A6: reentrant checkpointing starves the vision encoder although everything says requires_grad."""
+    """2U1/Qwen-VL-Series-Finetune#193: reentrant checkpointing starves the vision encoder."""
     judge = kit.judge()
     if checkpointing:
         judge.enable_gradient_checkpointing()
@@ -171,7 +171,7 @@ def test_lora_ranks_are_fixed(kit: Kit) -> None:
 
 
 def test_add_adapter_is_refused(kit: Kit) -> None:
-    """PITFALLS A5: it would make AdaLoRA plain LoRA, silently."""
+    """huggingface/peft#3373: it would make AdaLoRA plain LoRA, silently."""
     import peft
 
     message = (

@@ -88,7 +88,8 @@ def test_tied_embeddings_survive_saving(tmp_path: Path) -> None:
     [
         (
             {"hidden": 36},
-            "The language model needs an even number of heads and a head size that is a multiple of 8, got hidden=36 and heads=4.",
+            "The language model needs an even number of heads and a head size that is a multiple of 8, got hidden=36 "
+            "and heads=4.",
         ),
         (
             {"vision_hidden": 20},
@@ -127,8 +128,8 @@ def test_regular_expressions_find_every_linear_layer(backbone_folder: Path) -> N
     [
         (
             "flash_attention_2",
-            "attn_implementation 'flash_attention_2' cannot be used: FlashAttention takes no mask for packed questions and "
-            "would guess sequences from restarting positions. Use 'sdpa'.",
+            "attn_implementation 'flash_attention_2' cannot be used: FlashAttention takes no mask for packed questions "
+            "and would guess sequences from restarting positions. Use 'sdpa'.",
         ),
         ("magic", "attn_implementation must be 'sdpa' or 'eager', got 'magic'."),
     ],
@@ -165,9 +166,9 @@ def test_incomplete_weights_are_refused_by_name(copy: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_backbone(copy)
     assert str(caught.value) == (
-        f"Backbone {str(copy)!r} is incomplete or of another version: 1 weights are missing from the files (they would be "
-        f"random): model.visual.merger.mlp.0.weight; 1 weights are in the files but not in the model: model.visual.merger.renamed. Download it again, "
-        "or use the Transformers version it was saved with."
+        f"Backbone {str(copy)!r} is incomplete or of another version: 1 weights are missing from the files (they would "
+        "be random): model.visual.merger.mlp.0.weight; 1 weights are in the files but not in the model: "
+        "model.visual.merger.renamed. Download it again, or use the Transformers version it was saved with."
     )
 
 
@@ -237,6 +238,6 @@ def test_a_backbone_beside_the_checkpoint_moves_with_it(tmp_path: Path, monkeypa
     with pytest.raises(CheckpointError) as caught:
         find_backbone(missing, Path("judge"))
     assert str(caught.value) == (
-        f"judge: its backbone was not found at ['{tmp_path}/b/gone']. Put it there, or say where it lies with the backbone "
-        "option."
+        f"judge: its backbone was not found at ['{tmp_path}/b/gone']. Put it there, or say where it lies with the "
+        "backbone option."
     )

@@ -90,7 +90,7 @@ def test_scores_come_back(kit: Kit, backbone_folder: Path, tmp_path: Path, kind:
 
 
 def test_a_pruned_judge_with_a_rank_0_module_comes_back(kit: Kit, tmp_path: Path) -> None:
-    """PITFALLS A4. DESIGN 5 (f)."""
+    """huggingface/peft#1539."""
     judge = kit.judge()
     _prune(judge, kit)
     judge.eval()
@@ -256,14 +256,15 @@ def _edit(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None
         (lambda s: s.pop(KEY), f"1 weights do not fit: missing {KEY}."),
         (lambda s: s.update({"x.y": torch.ones(2)}), "1 weights do not fit: unexpected x.y."),
         (
-            # PITFALLS A10: the prefix of another Transformers version
+            # illuin-tech/colpali#424: the prefix of another Transformers version
             lambda s: s.update({KEY.replace("language_model.", ""): s.pop(KEY)}),
             f"2 weights do not fit: missing {KEY}; unexpected {KEY.replace('language_model.', '')}.",
         ),
         (
-            # PITFALLS A15: an adapter saved from shards that were not gathered
+            # huggingface/peft#1443: an adapter saved from shards that were not gathered
             lambda s: s.update({"base_model.model.model.visual.merger.mlp.0.weight": torch.ones(0)}),
-            "1 weights do not fit: base_model.model.model.visual.merger.mlp.0.weight is empty: expected [64, 64], got [0].",
+            "1 weights do not fit: base_model.model.model.visual.merger.mlp.0.weight is empty: expected [64, 64], got "
+            "[0].",
         ),
         (
             lambda s: s["base_model.model.model.visual.merger.mlp.0.bias"].fill_(float("nan")),
@@ -286,7 +287,7 @@ def test_adapter_weights_that_do_not_fit_are_refused(broken: Path, change: Any, 
 
 
 def test_head_weights_that_do_not_fit_are_refused(broken: Path) -> None:
-    """PITFALLS A12, A13: a head that is not restored is random, and scores look like scores."""
+    """huggingface/peft#577, sentence-transformers#3980: a head that is not restored is random."""
     path = broken / "score_head.safetensors"
     _edit(path, lambda s: s.update({"score.weight": s.pop("second.weight")}))
     with pytest.raises(CheckpointError) as caught:
@@ -307,7 +308,8 @@ def test_a_missing_file_is_refused(broken: Path, name: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(broken)
     assert str(caught.value) == (
-        f"{path} is missing. Expected the folder of a judge's checkpoint, with judge.json and all that save_checkpoint wrote."
+        f"{path} is missing. Expected the folder of a judge's checkpoint, with judge.json and all that save_checkpoint "
+        "wrote."
     )
 
 
@@ -349,7 +351,7 @@ def test_a_head_that_nobody_mentions_is_refused(kit: Kit, saved: Path, tmp_path:
 
 
 def test_another_image_processor_is_reported(broken: Path) -> None:
-    """PITFALLS C34: its pixels differ."""
+    """huggingface/transformers#39591: its pixels differ."""
     path = broken / "judge.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "image_processor": "Qwen2VLImageProcessorPil"}), encoding="utf-8")
@@ -393,8 +395,8 @@ def test_a_backbone_in_memory_is_refused(kit: Kit, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         _save(kit, kit.judge(), tmp_path / "judge")
     assert str(caught.value) == (
-        f"{tmp_path / 'judge'}: the judge's backbone exists in memory only, so the checkpoint could not be loaded again. Save "
-        "it with lmm4edit.judge.backbones.save_backbone and load it from there."
+        f"{tmp_path / 'judge'}: the judge's backbone exists in memory only, so the checkpoint could not be loaded "
+        "again. Save it with lmm4edit.judge.backbones.save_backbone and load it from there."
     )
 
 

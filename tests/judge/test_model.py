@@ -139,8 +139,8 @@ def test_without_a_head_there_are_no_scores(kit: Kit) -> None:
     with pytest.raises(CheckpointError) as caught:
         judge.require_head()
     assert str(caught.value) == (
-        "This judge has no score head: it is a stage-1 checkpoint, which answers in words. Read it with the text read-out, or "
-        "train stage 2 from it."
+        "This judge has no score head: it is a stage-1 checkpoint, which answers in words. Read it with the text "
+        "read-out, or train stage 2 from it."
     )
     with pytest.raises(ConfigError) as caught_config:
         judge(kit.batch([kit.taught(0)]), STAGE_2)

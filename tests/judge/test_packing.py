@@ -170,7 +170,7 @@ def test_only_answer_tokens_are_labelled(shared_kit: Kit) -> None:
 
 @pytest.mark.parametrize("score", [45.5, 9.31, 100.00, 0.00])
 def test_the_answer_never_moves_the_read_out(kit: Kit, score: float) -> None:
-    """PITFALLS B26: reading at an offset from the end hits another token when the label is shorter."""
+    """IntMeGroup/LMM4Edit evaluate.py: an offset from the end moves with the label."""
     judge = kit.judge()
     without = kit.example(0)
     scores = {d: score for d in ("quality", "alignment", "preservation")}

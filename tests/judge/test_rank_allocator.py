@@ -41,9 +41,28 @@ def _train(
     return optimizer
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_one_call_for_each_optimizer_step(kit: Kit, accumulation: int) -> None:
+    """huggingface/peft#432: with accumulation, micro-batches are not steps."""
+    judge = kit.judge()
+    allocator = RankAllocator(judge.backbone, RankSchedule(total_steps=3, tinit=0, tfinal=1, delta_t=1, target_r=2))
+    optimizer = torch.optim.AdamW([p for p in judge.parameters() if p.requires_grad], lr=1e-2)
+    batch = kit.batch([kit.taught(0)])
+    finals = []
+    for _ in range(3):
+        for _ in range(accumulation):
+            (judge(batch, STAGE_1).loss / accumulation).backward()
+        optimizer.step()
+        allocator.step()
+        optimizer.zero_grad()
+        finals.append(allocator.is_final)
+    assert allocator.steps == 3 and finals == [False, True, True]
+    assert sum(effective_ranks(judge.backbone).values()) == 2 * N_MATRICES
+
+
 @pytest.mark.parametrize("objective", [STAGE_1, STAGE_2], ids=["stage1", "stage2"])
 def test_the_final_budget_is_the_target_rank_times_the_matrices(kit: Kit, objective: Any) -> None:
-    """PITFALLS A2: counted in values that are not zero, since the tensors keep their shape."""
+    """huggingface/peft#1801: counted in values that are not zero, since the tensors keep their shape."""
     judge = kit.judge()
     allocator = RankAllocator(judge.backbone, RankSchedule(total_steps=10, tinit=2, tfinal=3, delta_t=2, target_r=2))
     assert (allocator.initial_budget, allocator.target_budget) == (3 * N_MATRICES, 2 * N_MATRICES)
@@ -67,7 +86,7 @@ def test_the_final_budget_is_the_target_rank_times_the_matrices(kit: Kit, object
 
 
 def test_before_the_optimizer_step_would_be_too_early(kit: Kit) -> None:
-    """DESIGN 5 (a), the reason for the rule: the optimizer revives what has just been pruned."""
+    """The reason for the rule: the optimizer revives what has just been pruned."""
     judge = kit.judge()
     allocator = RankAllocator(judge.backbone, RankSchedule(total_steps=3, tinit=0, tfinal=0, delta_t=1, target_r=1))
     batch = kit.batch([kit.taught(0)])
@@ -81,7 +100,7 @@ def test_before_the_optimizer_step_would_be_too_early(kit: Kit) -> None:
 
 
 def test_ties_and_missing_gradients_do_not_miss_the_budget(kit: Kit) -> None:
-    """DESIGN 5 (e): a matrix without gradient counts as unimportant; PEFT raises TypeError."""
+    """A matrix without gradient counts as unimportant; PEFT raises TypeError."""
     judge = kit.judge()
     allocator = RankAllocator(judge.backbone, RankSchedule(total_steps=2, tinit=0, tfinal=0, delta_t=1, target_r=2))
     layers = adalora_layers(judge.backbone)
@@ -126,7 +145,7 @@ def test_equals_peft_where_peft_works() -> None:
 
 
 def test_a_resumed_run_is_the_same_run(kit: Kit) -> None:
-    """DESIGN 5 (d): the averages are in no state_dict of the model."""
+    """The averages are in no state_dict of the model."""
     batch = kit.batch([kit.taught(0), kit.taught(1)])
     schedule = RankSchedule(total_steps=12, tinit=2, tfinal=3, delta_t=2, target_r=1)
     judge = kit.judge()
@@ -212,7 +231,7 @@ def test_other_adapters_need_no_allocation(kit: Kit, kind: str) -> None:
 
 
 def test_a_run_that_ends_early_is_made_final(kit: Kit) -> None:
-    """PITFALLS A1: a missed final step leaves no rank pattern."""
+    """huggingface/peft#1327: a missed final step leaves no rank pattern."""
     judge = kit.judge()
     allocator = RankAllocator(judge.backbone, RankSchedule(100, 10, 20, 1, 2))
     _train(judge, allocator, kit.batch([kit.taught(0)]), 2)
@@ -244,8 +263,8 @@ def test_schedules_without_room_are_refused(values: tuple[int, int, int, int]) -
     with pytest.raises(ConfigError) as caught:
         RankSchedule(total, tinit, tfinal, delta_t, target_r=2)
     assert str(caught.value) == (
-        f"The ranks need tinit >= 0, tfinal >= 0, delta_t >= 1 and tinit + tfinal < total_steps={total}, got tinit={tinit}, "
-        f"tfinal={tfinal} and delta_t={delta_t}. Train longer, or lower tinit and tfinal."
+        f"The ranks need tinit >= 0, tfinal >= 0, delta_t >= 1 and tinit + tfinal < total_steps={total}, got "
+        f"tinit={tinit}, tfinal={tfinal} and delta_t={delta_t}. Train longer, or lower tinit and tfinal."
     )
 
 
@@ -253,7 +272,8 @@ def test_a_target_above_the_ranks_is_refused(kit: Kit) -> None:
     with pytest.raises(ConfigError) as caught:
         RankAllocator(kit.judge().backbone, RankSchedule(10, 1, 1, 1, target_r=5))
     assert str(caught.value) == (
-        "AdaLoRA only lowers ranks: expected a target of at most 72 triplets in 24 matrices, got target_r=5, which makes 120."
+        "AdaLoRA only lowers ranks: expected a target of at most 72 triplets in 24 matrices, got target_r=5, which "
+        "makes 120."
     )
 
 

@@ -33,7 +33,7 @@ def test_gradients_of_one_question_leave_the_other_outputs_alone() -> None:
 
 
 def test_computes_in_float32_even_under_autocast() -> None:
-    """PITFALLS B22: a bfloat16 score cannot be written down, and has three digits."""
+    """huggingface/trl#1391: a bfloat16 score cannot be written down, and has three digits."""
     torch.manual_seed(0)
     head = ScoreHead(64, 1)
     hidden = torch.randn(8, 1, 64).bfloat16()
@@ -57,7 +57,7 @@ def test_restoring_inverts_standardising(scores: list[float]) -> None:
 
 
 def test_labels_are_not_rounded() -> None:
-    """PITFALLS B19: label 36.31 must reach the loss as 36.31."""
+    """modelscope/ms-swift#3260: label 36.31 must reach the loss as 36.31."""
     got = TargetScale((0.0,), (1.0,)).standardise(torch.tensor([[36.31]]))
     assert got.item() == pytest.approx(36.31, abs=1e-5)
 
@@ -69,8 +69,8 @@ def test_constant_scores_are_refused(values: list[float], n: int, different: int
     with pytest.raises(ConfigError) as caught:
         TargetScale.from_scores({"quality": values})
     assert str(caught.value) == (
-        f"Dimension 'quality': expected at least two different training scores, got {n} scores with {different} different "
-        "values. Give samples with mos_quality, or leave the dimension out."
+        f"Dimension 'quality': expected at least two different training scores, got {n} scores with {different} "
+        "different values. Give samples with mos_quality, or leave the dimension out."
     )
 
 

@@ -44,6 +44,60 @@ def make_config() -> Callable[..., TrainConfig]:
 
 
 @pytest.fixture(scope="session")
+def run_config(tiny_backbone: Path, edits: Path) -> Callable[..., TrainConfig]:
+    """Build the configuration of a run of a few steps: ``run_config(folder, stage, section__key=value)``."""
+
+    def make(folder: Path, stage: int = 1, **changes: Any) -> TrainConfig:
+        words, scores = {"text_ce": 1.0, "qa_ce": 1.0}, {"score_mse": 1.0, "qa_ce": 0.1}
+        values: dict[str, Any] = {
+            "stage": stage,
+            "run_dir": str(folder),
+            "epochs": 2,
+            "backbone": {"name_or_path": str(tiny_backbone)},
+            "data": {"train": str(edits / "train.jsonl")},
+            "adapter": {"init_r": 4, "target_r": 2, "dropout": 0.1},
+            "objective": {**(words if stage == 1 else scores), "orthogonality": 0.1},
+            "optimizer": {"learning_rate": 1e-2},
+            "batch": {"micro_batch_size": 4},
+            "checkpoint": {"save_every_steps": 1000},
+        }
+        for path, value in changes.items():
+            *sections, key = path.split("__")
+            target = values
+            for section in sections:
+                target = target.setdefault(section, {})
+            target[key] = value
+        return build_config(values)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def stage1(tmp_path_factory: pytest.TempPathFactory, run_config: Callable[..., TrainConfig], edits: Path) -> Path:
+    """Folder of a finished stage 1 run, with validation."""
+    from rich.console import Console
+
+    from lmm4edit.training.loop import run
+
+    folder = tmp_path_factory.mktemp("runs") / "stage1"
+    changes = {"data__validation": str(edits / "test.jsonl"), "validation__every_epochs": 1}
+    run(run_config(folder, **changes), console=Console(quiet=True))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stage2(stage1: Path, run_config: Callable[..., TrainConfig]) -> Path:
+    """Folder of a finished stage 2 run that started from ``stage1``."""
+    from rich.console import Console
+
+    from lmm4edit.training.loop import run
+
+    folder = stage1.parent / "stage2"
+    run(run_config(folder, stage=2, init_from=str(stage1 / "checkpoint")), console=Console(quiet=True))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random backbone with two narrow layers."""
     from lmm4edit.judge.tiny import build_tiny_backbone, build_tiny_processor, build_tiny_tokenizer, save_tiny

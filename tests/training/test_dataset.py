@@ -26,7 +26,7 @@ def encoding(tiny_backbone: Path) -> Encoding:
     model, processor = load_backbone(tiny_backbone)
     return Encoding(
         processor,
-        load_prompts("tiny"),
+        load_prompts(),
         BUILT_IN_DIMENSIONS,
         words=True,
         answer_words=True,

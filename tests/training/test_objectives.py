@@ -27,7 +27,7 @@ WEIGHTS = ObjectiveWeights(text_ce=1.0, qa_ce=0.5, score_mse=2.0)
 @pytest.fixture(scope="module")
 def judge(tiny_backbone: Path) -> tuple[JudgeModel, Encoding]:
     backbone, processor = load_backbone(tiny_backbone)
-    prompts = load_prompts("tiny")
+    prompts = load_prompts()
     ids = special_ids(backbone, processor)
     adapted = attach_adapters(backbone, AdapterConfig(init_r=2, target_r=1))
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def test_counts_before_the_pass_are_the_counts_of_the_pass(
 
 
 def test_known_counts(dataset: EditDataset) -> None:
-    # " 80.00" is six characters, which the tokenizer keeps apart, and the end of the turn; " No" and its end are two or more.
+    # " 80.00" is six characters, which the tokenizer keeps apart, and the end of the turn.
     counts = count_terms(dataset.collate(dataset.__getitems__([0])).batch, NAMES)
     example = dataset[0]
     lengths = {s.key: len(s.answer_ids) for s in example.suffixes}  # type: ignore[union-attr]
@@ -87,7 +87,7 @@ def test_a_window_cut_in_four_has_the_loss_and_gradients_of_the_whole(
         for batch in batches:
             loss = task_loss(model(batch, WEIGHTS).sums, counts, WEIGHTS)
             loss.backward()
-            total += float(loss)
+            total += loss.item()
         return total, [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
 
     whole, parts = gradients([[0, 1, 2, 3]]), gradients([[0], [1], [2], [3]])

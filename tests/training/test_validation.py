@@ -9,24 +9,26 @@ from typing import Any
 import pytest
 import torch
 
+from lmm4edit.judge import words as judge_words
 from lmm4edit.judge.backbones import load_backbone, special_ids
 from lmm4edit.judge.encoding import PackedExample, answer_token_ids
 from lmm4edit.judge.model import JudgeModel
 from lmm4edit.judge.prompts import load_prompts
 from lmm4edit.judge.score_head import ScoreHead, TargetScale
+from lmm4edit.judge.words import complete, read_score
 from lmm4edit.records import BUILT_IN_DIMENSIONS
 from lmm4edit.training import validation
 from lmm4edit.training.dataset import EditDataset, Encoding
 from lmm4edit.training.processes import Processes
 from lmm4edit.training.samples import load_samples
-from lmm4edit.training.validation import Judged, complete, read_score, validate
+from lmm4edit.training.validation import Judged, validate
 
 
 @pytest.fixture(scope="module")
 def model(tiny_backbone: Path) -> JudgeModel:
     backbone, processor = load_backbone(tiny_backbone)
     torch.manual_seed(0)
-    tokens = answer_token_ids(processor.tokenizer, load_prompts("tiny"))
+    tokens = answer_token_ids(processor.tokenizer, load_prompts())
     return JudgeModel(
         backbone, BUILT_IN_DIMENSIONS, tokens, ScoreHead(32, 3), TargetScale((50.0,) * 3, (20.0,) * 3)
     ).eval()
@@ -36,7 +38,7 @@ def model(tiny_backbone: Path) -> JudgeModel:
 def dataset(tiny_backbone: Path, edits: Path, model: JudgeModel) -> EditDataset:
     _, processor = load_backbone(tiny_backbone)
     ids = special_ids(model.backbone, processor)
-    encoding = Encoding(processor, load_prompts("tiny"), BUILT_IN_DIMENSIONS, words=False, answer_words=False, **ids)
+    encoding = Encoding(processor, load_prompts(), BUILT_IN_DIMENSIONS, words=False, answer_words=False, **ids)
     return EditDataset(load_samples(edits / "train.jsonl", BUILT_IN_DIMENSIONS).samples, encoding)
 
 
@@ -68,7 +70,7 @@ def test_completions_equal_generation_one_question_at_a_time(model: JudgeModel, 
     encoding = dataset.encoding
     tokenizer = encoding.processor.tokenizer
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    done = complete(model.backbone, examples, encoding, torch.device("cpu"))
+    done = complete(model.backbone, examples, encoding.collate, tokenizer)
     for example, words in zip(examples, done, strict=True):
         assert sorted(words) == ["alignment", "preservation", "quality"]
         for suffix in example.suffixes:
@@ -81,7 +83,7 @@ def test_completions_equal_generation_one_question_at_a_time(model: JudgeModel, 
                 pixel_values=example.pixel_values,
                 image_grid_thw=torch.tensor(example.image_grids),
                 mm_token_type_ids=(ids == encoding.image_token_id).long(),
-                max_new_tokens=validation.MAX_NEW_TOKENS,
+                max_new_tokens=judge_words.MAX_NEW_TOKENS,
                 do_sample=False,
                 eos_token_id=end,
             )
@@ -100,9 +102,9 @@ def test_an_answer_stops_at_its_end(model: JudgeModel, dataset: EditDataset, mon
         out[..., script[next(steps)]] = 1.0
         return out
 
-    monkeypatch.setattr(validation, "token_logits", logits)
+    monkeypatch.setattr(judge_words, "token_logits", logits)
     examples = [item for item in dataset.__getitems__([0, 1]) if isinstance(item, PackedExample)]
-    done = complete(model.backbone, examples, dataset.encoding, torch.device("cpu"))
+    done = complete(model.backbone, examples, dataset.encoding.collate, tokenizer)
     assert done == [{"quality": " 7", "alignment": " 7", "preservation": " 7"}] * 2
     assert next(steps) == len(script)
 
@@ -118,6 +120,17 @@ def test_the_head_s_scores_are_compared_with_people(model: JudgeModel, dataset: 
         (row["srcc_quality"] + row["srcc_alignment"] + row["srcc_preservation"]) / 3
     )
     assert "parsed_quality" not in row and not any("orthogonality" in key or "loss" in key for key in row)
+
+
+def test_words_are_the_same_packed_and_one_question_a_row(
+    model: JudgeModel, dataset: EditDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "read_score", lambda text: float(sum(map(ord, text))))
+    found = []
+    for packed in (True, False):
+        dataset.encoding = dataclasses.replace(dataset.encoding, packed=packed)
+        found.append(validate(model, dataset, Processes(), read_out="text", batch_size=4))
+    assert found[0] == found[1] and found[0]["n_alignment"] == 9 and found[0]["parsed_quality"] == 1.0
 
 
 def test_batches_do_not_move_the_statistics(model: JudgeModel, dataset: EditDataset) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -75,6 +75,7 @@ def build_minibench(
     seed: int = 0,
     size: int = 168,
     sources_per_task: int | None = None,
+    splits: Sequence[str] = tuple(SPLITS),
     progress: Callable[[int, int], None] | None = None,
 ) -> MinibenchSummary:
     """Write the mini benchmark into ``out``.
@@ -85,18 +86,20 @@ def build_minibench(
         seed: decides everything.
         size: side of all images, pixels.
         sources_per_task: at most so many sources of each split and content per task (for quick tests).
+        splits: which splits to make; the images of a split are the same whatever else is made, its MOS depend (slightly)
+            on all edits that are rated together.
         progress: called with (sources done, sources in all).
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "images").mkdir(exist_ok=True)
-    plan = list(_plan(sources_per_task))
+    plan = [row for row in _plan(sources_per_task) if row[1] in splits]
     edits: list[_Edit] = []
     for done, (task, split, content, index) in enumerate(plan, start=1):
         edits.extend(_edits_of_source(out, seed, size, task, split, content, index))
         if progress:
             progress(done, len(plan))
     ratings, answers = _collect_ratings(edits, seed)
-    samples: dict[str, list[EditSample]] = {split: [] for split in SPLITS}
+    samples: dict[str, list[EditSample]] = {split: [] for split in splits}
     scores, outliers, rejected, warnings = {}, {}, {}, []
     for dimension in DIMENSIONS:
         result = mean_opinion_scores(ratings[dimension])
