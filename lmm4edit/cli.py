@@ -37,7 +37,9 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
 ) -> None:
     """Judges of image edits: train them, score edits, compare with people.
 
@@ -50,7 +52,7 @@ def root(
 def main() -> None:
     """Run the command line; known errors end with one clear message and exit status 2."""
     try:
-        app()
+        app(prog_name="lmm4edit")
     except LMM4EditError as error:
         from rich.console import Console
 

@@ -99,7 +99,7 @@ class DataSection(Section):
         num_workers: processes that decode images beside the training process (0: none).
         max_samples: use only the first so many usable samples of the training manifest.
         check_images: ``decode`` all before step 1, so that broken ones are left out at the start; ``header``: less.
-        cache_megabytes: memory (of each worker) for encoded samples, so that later epochs need not decode again.
+        cache_megabytes: memory (of each process that decodes) for prepared images, so that later epochs decode nothing.
     """
 
     train: str

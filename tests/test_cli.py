@@ -28,7 +28,8 @@ def test_help_loads_no_torch_and_nothing_heavy() -> None:
         "from lmm4edit.cli import app\n"
         "try: app(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = [m for m in ('torch', 'transformers', 'scipy', 'matplotlib', 'pyarrow', 'skimage', 'pandas') if m in sys.modules]\n"
+        "names = ('torch', 'transformers', 'scipy', 'numpy', 'matplotlib', 'pyarrow', 'skimage', 'pandas', 'PIL')\n"
+        "heavy = [name for name in names if name in sys.modules]\n"
         "print('HEAVY', heavy)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -57,7 +58,17 @@ def test_version() -> None:
 
 
 def test_known_errors_are_one_message_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lmm4edit.cli", "score", "x.jsonl", "--judge", str(tmp_path / "none"), "--output", "y.csv"]
+    command = [
+        sys.executable,
+        "-m",
+        "lmm4edit.cli",
+        "score",
+        "x.jsonl",
+        "--judge",
+        str(tmp_path / "none"),
+        "--output",
+        "y.csv",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith(f"Error: {tmp_path / 'none'}: there is no such judge.")

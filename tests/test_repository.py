@@ -35,7 +35,9 @@ def test_the_readmes_tree_is_on_disk() -> None:
             named.append(parent + name)
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing and len(named) >= 18
-    inside = {f"lmm4edit/{p.name}/" for p in (ROOT / "lmm4edit").iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    inside = {
+        f"lmm4edit/{p.name}/" for p in (ROOT / "lmm4edit").iterdir() if p.is_dir() and (p / "__init__.py").exists()
+    }
     assert inside - {"lmm4edit/commands/"} <= set(named)
 
 
@@ -63,7 +65,9 @@ def test_no_module_is_too_long() -> None:
     long = {
         str(path.relative_to(ROOT)): count
         for path in tracked()
-        if path.suffix == ".py" and path.is_file() and (count := len(path.read_text(encoding="utf-8").splitlines())) > 600
+        if path.suffix == ".py"
+        and path.is_file()
+        and (count := len(path.read_text(encoding="utf-8").splitlines())) > 600
     }
     assert not long
 

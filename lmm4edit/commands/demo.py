@@ -97,7 +97,7 @@ def _train(stage: int, out: Path, bench: Path, seed: int, start: Path | None, ov
     settings = [
         f"run_dir={json.dumps(str(out / f'stage{stage}'))}",
         f"seed={seed}",
-        f"backbone.name_or_path={json.dumps(str(shipped_path('checkpoints/tiny/backbone')))}",
+        f"backbone.name_or_path={json.dumps(_from_here(shipped_path('checkpoints/tiny/backbone')))}",
         f"data.train={json.dumps(str(bench / 'train.jsonl'))}",
         f"data.validation={json.dumps(str(bench / 'validation.jsonl'))}",
         *([f"init_from={json.dumps(str(start))}"] if start else []),
@@ -105,6 +105,12 @@ def _train(stage: int, out: Path, bench: Path, seed: int, start: Path | None, ov
     ]
     run(load_config(shipped_path(f"configs/tiny/stage{stage}.yaml"), settings))
     return out / f"stage{stage}" / "checkpoint"
+
+
+def _from_here(path: Path) -> str:
+    """Relative to the working directory where it lies below it: checkpoints then name no folder of this machine."""
+    here = Path.cwd().resolve()
+    return str(path.resolve().relative_to(here)) if here in path.resolve().parents else str(path)
 
 
 def _evaluate(out: Path, bench: Path, classic: list[str], checkpoints: list[Path]) -> None:

@@ -48,7 +48,6 @@ def evaluate(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from lmm4edit.data.manifest import read_manifest
-    from lmm4edit.evaluation.bootstrap import RESAMPLES
     from lmm4edit.evaluation.runner import read_run_folder, run_scorers, why_simulated
     from lmm4edit.evaluation.stored import current_metrics
 
@@ -79,7 +78,6 @@ def evaluate(
             out,
             read_run_folder(out),
             resamples=resamples,
-            anew=resamples != RESAMPLES,
             progress=lambda done, total: show("statistics", done, total),
         )
     print_metrics(console, metrics, simulated=why_simulated(samples, manifest) is not None)

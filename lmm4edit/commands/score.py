@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from lmm4edit.inference.judge import Judge
+    from lmm4edit.inference.result import EditScore, ReadOut
 
 SOME_FAILED = 3
 """Exit status when rows failed; everything else was scored."""
@@ -19,7 +22,9 @@ def score(
     manifest: Annotated[
         Path | None, typer.Argument(help="Manifest of edits (.jsonl, .csv, .parquet, or a `datasets` folder).")
     ] = None,
-    judge: Annotated[str, typer.Option(help="Folder of a judge's checkpoint, or `tiny` for the demonstration judge.")] = "",
+    judge: Annotated[
+        str, typer.Option(help="Folder of a judge's checkpoint, or `tiny` for the demonstration judge.")
+    ] = "",
     output: Annotated[Path | None, typer.Option(help="Table to write: .csv, .jsonl or .parquet.")] = None,
     source: Annotated[Path | None, typer.Option(help="Source image (for one edit).")] = None,
     edited: Annotated[Path | None, typer.Option(help="Edited image (for one edit).")] = None,
@@ -31,7 +36,9 @@ def score(
     ] = "head",
     batch_size: Annotated[int, typer.Option(min=1, help="Edits in one forward pass.")] = 8,
     image_root: Annotated[Path | None, typer.Option(help="Folder that image paths are relative to.")] = None,
-    device: Annotated[str | None, typer.Option(help="For example cuda:0 or cpu; default: the accelerator, if any.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="For example cuda:0 or cpu; default: the accelerator, if any.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Precision of the backbone: float32 or bfloat16.")] = "float32",
     backbone: Annotated[
         str | None, typer.Option(help="Where the backbone lies, if not where the checkpoint remembers it.")
@@ -39,9 +46,9 @@ def score(
 ) -> None:
     """Score one edit, or every edit of a manifest.
 
-    Quality, alignment and preservation (0-100, higher is better), the overall score of Eq. 3, and the answer to a yes/no
-    question. A manifest can be interrupted and continued with the same command; rows that fail are listed at the end and
-    never stop the run. Exit status: 0 all scored, 3 some rows failed, 2 nothing could be done.
+    Quality, alignment and preservation (0-100, higher is better), the overall score of Eq. 3, and the answer to a
+    yes/no question. A manifest can be interrupted and continued with the same command; rows that fail are listed at the
+    end and never stop the run. Exit status: 0 all scored, 3 some rows failed, 2 nothing could be done.
 
     Examples:
 
@@ -49,59 +56,71 @@ def score(
 
         lmm4edit score edits.jsonl --judge runs/demo/stage2/checkpoint --output scores.parquet
     """
-    pair = {"--source": source, "--edited": edited, "--instruction": instruction}
-    given = [name for name, value in pair.items() if value is not None]
-    _check_usage(manifest, judge, output, given, list(pair), question, read_out)
-
-    from lmm4edit.inference.judge import load_judge
-
-    loaded = load_judge(judge, device=device, dtype=dtype, backbone=backbone)
-    if manifest is None:
-        _score_pair(loaded, judge, source, edited, instruction, question, read_out, as_json)
-    else:
-        _score_manifest(loaded, manifest, output, image_root, read_out, batch_size, as_json)
-
-
-def _check_usage(
-    manifest: Path | None,
-    judge: str,
-    output: Path | None,
-    given: list[str],
-    needed: list[str],
-    question: str | None,
-    read_out: str,
-) -> None:
+    reader = _read_out(read_out)
     if not judge:
-        raise typer.BadParameter("give the judge's checkpoint, or `tiny` for the demonstration judge.", param_hint="--judge")
-    if read_out not in ("head", "text"):
-        raise typer.BadParameter(f"expected head or text, got {read_out!r}.", param_hint="--read-out")
+        raise typer.BadParameter(
+            "give the judge's checkpoint, or `tiny` for the demonstration judge.", param_hint="--judge"
+        )
+
+    from lmm4edit.inference.folder import judge_folder
+
     if manifest is not None:
-        if given or question is not None:
-            extra = given + (["--question"] if question is not None else [])
-            raise typer.BadParameter(f"give a manifest or one edit, not both (got MANIFEST and {', '.join(extra)}).")
+        extra = {"--source": source, "--edited": edited, "--instruction": instruction, "--question": question}
+        if given := [name for name, value in extra.items() if value is not None]:
+            raise typer.BadParameter(f"give a manifest or one edit, not both (got MANIFEST and {', '.join(given)}).")
         if output is None:
             raise typer.BadParameter("say where the table goes, for example scores.parquet.", param_hint="--output")
+        folder = judge_folder(judge)
+        _score_manifest(
+            lambda: _load(folder, device, dtype, backbone), manifest, output, image_root, reader, batch_size, as_json
+        )
         return
-    if missing := [name for name in needed if name not in given]:
+    pair = {"--source": source, "--edited": edited, "--instruction": instruction}
+    if missing := [name for name, value in pair.items() if value is None]:
         raise typer.BadParameter(f"give a manifest, or one edit; for one edit {', '.join(missing)} is missing.")
     if output is not None:
         raise typer.BadParameter("a table is written for a manifest; for one edit use --json.", param_hint="--output")
+    assert source is not None and edited is not None and instruction is not None
+
+    from lmm4edit.data.images import decode_image
+
+    folder = judge_folder(judge)
+    for image in (source, edited):
+        decode_image(image)  # a wrong path is answered before a large judge is loaded
+    loaded = _load(folder, device, dtype, backbone)
+    _show_edit(loaded, judge, loaded.score(source, edited, instruction, question, reader), as_json)
 
 
-def _score_pair(loaded: Judge, name: str, source, edited, instruction, question, read_out, as_json) -> None:  # type: ignore[no-untyped-def]
+def _read_out(name: str) -> ReadOut:
+    if name == "head":
+        return "head"
+    if name == "text":
+        return "text"
+    raise typer.BadParameter(f"expected head or text, got {name!r}.", param_hint="--read-out")
+
+
+def _load(folder: Path, device: str | None, dtype: str, backbone: str | None) -> Judge:
+    from transformers.utils import logging
+
+    from lmm4edit.inference.judge import load_judge
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()  # of loading weights, in somebody's log
+    return load_judge(folder, device=device, dtype=dtype, backbone=backbone)
+
+
+def _show_edit(loaded: Judge, name: str, result: EditScore, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    result = loaded.score(source, edited, instruction, question, read_out)
     if as_json:
-        record = {**result.as_record(), "read_out": read_out, "judge": name, "notice": loaded.notice}
+        record = {**result.as_record(), "read_out": result.read_out, "judge": name, "notice": loaded.notice}
         record.pop("sample_id")
         if result.words:
             record["words"] = dict(result.words)
         typer.echo(json.dumps(record, ensure_ascii=False))
     else:
-        caption = f"judge {name}, read-out {read_out}; 0-100, higher is better"
-        table = Table(caption=caption)
+        table = Table(caption=f"judge {name}, read-out {result.read_out}; 0-100, higher is better")
         table.add_column("output")
         table.add_column("value", justify="right")
         for key, value in result.lines():
@@ -116,12 +135,24 @@ def _score_pair(loaded: Judge, name: str, source, edited, instruction, question,
         raise typer.Exit(SOME_FAILED)
 
 
-def _score_manifest(loaded: Judge, manifest, output, image_root, read_out, batch_size, as_json) -> None:  # type: ignore[no-untyped-def]
+def _score_manifest(
+    load: Callable[[], Judge],
+    manifest: Path,
+    output: Path,
+    image_root: Path | None,
+    read_out: ReadOut,
+    batch_size: int,
+    as_json: bool,
+) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from lmm4edit.inference.batch import part_path, score_manifest
+    from lmm4edit.data.rows import read_rows
+    from lmm4edit.inference.batch import check_output, part_path, score_manifest
 
+    check_output(output, manifest)
+    read_rows(manifest)
+    loaded = load()
     console = Console(stderr=True, highlight=False)
     columns = (
         TextColumn("scoring"),
@@ -143,7 +174,9 @@ def _score_manifest(loaded: Judge, manifest, output, image_root, read_out, batch
                 progress=lambda done, total, failed: bar.update(task, completed=done, total=total, failed=failed),
             )
     except KeyboardInterrupt:
-        console.print(f"Interrupted. Nothing is lost: {part_path(output)} holds what is done; run the same command again.")
+        console.print(
+            f"Interrupted. Nothing is lost: {part_path(output)} holds what is done; run the same command again."
+        )
         raise typer.Exit(130) from None
     if as_json:
         record = {

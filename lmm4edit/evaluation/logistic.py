@@ -3,8 +3,9 @@
 * 4 parameters (VQEG): ``low + (high - low) * s((x - centre) * slope)``, s the standard logistic; monotone.
 * 5 parameters (Sheikh, Sabir, Bovik 2006): ``b1 * (1/2 - 1/(1 + exp(b2 (x - b3)))) + b4 x + b5``; need not be monotone.
 
-Both are linear but for a centre and a slope. So the search is a grid over those two with the rest solved exactly, then
-Levenberg-Marquardt over all parameters from the grid's best: no starting values to tune, the same result in any order.
+Both are linear but for a centre and a slope, so only those two are searched for (variable projection; Golub and Pereyra
+1973): a grid, then Levenberg-Marquardt, with the linear parameters solved exactly each time. No starting values to
+tune, and the same curve from the same data, to the last bit.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from scipy.special import expit
 
 Floats = NDArray[np.float64]
 
-MAX_STEPS = 100
-MAX_DAMPING = 1e10
+MAX_STEPS = 60
+MAX_DAMPING = 1e8
+MAX_CENTRE = 50.0
+MAX_LOG_SLOPE = 6.0
 
 _CENTRES = np.linspace(-2.0, 2.0, 9)
-_SLOPES = np.array([0.3, 0.7, 1.5, 3.0, 6.0, 12.0])
+_LOG_SLOPES = np.log([0.3, 0.7, 1.5, 3.0, 6.0, 12.0])
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,12 @@ def fit_logistic(x: ArrayLike, y: ArrayLike, n_parameters: int) -> LogisticFit |
     if not scale > 0:
         raise ValueError("Expected predictions that differ, got a constant: there is no curve to fit.")
     standard = (x - shift) / scale
-    best = _refine(_grid_search(standard, y, n_parameters), standard, y)
-    fitted = _curve(best, standard)
-    if not np.all(np.isfinite(best)) or not np.all(np.isfinite(fitted)):
+    parameters = _Search(standard, y, with_line=n_parameters == 5).run()
+    fitted = _curve(parameters, standard)
+    if not np.all(np.isfinite(parameters)) or not np.all(np.isfinite(fitted)):
         return None
     increasing = float(np.sum(standard * (fitted - fitted.mean()))) >= 0
-    return LogisticFit(tuple(float(p) for p in best), shift, scale, increasing)
+    return LogisticFit(tuple(float(p) for p in parameters), shift, scale, increasing)
 
 
 def _curve(p: Floats, x: Floats) -> Floats:
@@ -83,75 +86,110 @@ def _curve(p: Floats, x: Floats) -> Floats:
     return p[0] * (expit(p[1] * (x - p[2])) - 0.5) + p[3] * x + p[4]
 
 
-def _refine(p: Floats, x: Floats, y: Floats) -> Floats:
-    """Levenberg-Marquardt from a start; never worse than it.
+def _dot(a: Floats, b: Floats) -> float:
+    return float(np.add.reduce(a * b))
 
-    Written out because SciPy's wrapper of MINPACK gives other last bits from call to call (they depend on memory),
-    which a curve that is hardly determined, such as a step, turns into visible differences between two runs.
+
+class _Search:
+    """Centre and slope of the logistic ``s`` in ``offset + height * s [+ line * x]``; least squares gives the rest.
+
+    Sums are written out, never as matrix products: those depend on where arrays lie in memory, and a curve that is
+    hardly determined (a step) would make their last bits visible.
+
+    Args:
+        x: [N] standardised predictions.
+        y: [N] opinions.
+        with_line: whether there is a linear term (five parameters).
     """
-    residual = _curve(p, x) - y
-    cost, damping = float(np.sum(residual**2)), 1e-3
-    for _ in range(MAX_STEPS):
-        jacobian = _jacobian(p, x)
-        # Plain loops in einsum: a BLAS product depends on where arrays lie in memory.
-        normal = np.einsum("ni,nj->ij", jacobian, jacobian)
-        gradient = np.einsum("ni,n->i", jacobian, residual)
-        scale = np.diag(np.maximum(normal.diagonal(), 1e-9 * normal.diagonal().max() + 1e-300))
-        while damping < MAX_DAMPING:
-            step = np.linalg.solve(normal + damping * scale, -gradient)
-            moved = _curve(p + step, x) - y
-            new_cost = float(np.sum(moved**2))
-            if new_cost < cost:
+
+    def __init__(self, x: Floats, y: Floats, with_line: bool) -> None:
+        self.x, self.y, self.with_line = x, y, with_line
+        self.xx = _dot(x, x)
+        self.rest = self._free(y)
+
+    def run(self) -> Floats:
+        """Parameters in the order of :func:`_curve`."""
+        centre, log_slope = self._refine(*self._best_of_grid())
+        s, slope = self._logistic(centre, log_slope), float(np.exp(log_slope))
+        _, height, _ = self._project(s)
+        left = self.y - height * s
+        line = _dot(left, self.x) / self.xx if self.with_line else 0.0
+        offset = float(np.mean(left))
+        if self.with_line:
+            return np.array([height, slope, centre, line, offset + 0.5 * height])
+        return np.array([offset, height, centre, slope])
+
+    def _logistic(self, centre: float, log_slope: float) -> Floats:
+        return expit((self.x - centre) * np.exp(log_slope))
+
+    def _free(self, values: Floats) -> Floats:
+        """What of [N] values a constant (and a line) cannot explain."""
+        values = values - values.mean()
+        return values - self.x * (_dot(values, self.x) / self.xx) if self.with_line else values
+
+    def _project(self, s: Floats) -> tuple[Floats, float, Floats]:
+        """The free part of a logistic, its best height, and the residual."""
+        free = self._free(s)
+        square = _dot(free, free)
+        # Beyond this the logistic is flat (or straight) over the data, and its height would be noise.
+        height = _dot(free, self.rest) / square if square > 1e-12 * len(s) else 0.0
+        return free, height, height * free - self.rest
+
+    def _best_of_grid(self) -> tuple[float, float]:
+        centre, log_slope = (v.ravel() for v in np.meshgrid(_CENTRES, _LOG_SLOPES, indexing="ij"))
+        s = expit((self.x[None, :] - centre[:, None]) * np.exp(log_slope)[:, None])
+        free = s - s.mean(axis=1, keepdims=True)
+        if self.with_line:
+            free -= self.x[None, :] * (np.add.reduce(free * self.x, axis=1, keepdims=True) / self.xx)
+        square, product = np.add.reduce(free * free, axis=1), np.add.reduce(free * self.rest, axis=1)
+        explained = np.divide(product**2, square, out=np.zeros_like(square), where=square > 1e-12 * len(self.x))
+        # Close calls go to the first in the grid, so that rounding does not choose the curve.
+        best = int(np.argmax(np.round(explained / max(_dot(self.rest, self.rest), 1e-300), 9)))
+        return float(centre[best]), float(log_slope[best])
+
+    def _refine(self, centre: float, log_slope: float) -> tuple[float, float]:
+        free, height, residual = self._project(self._logistic(centre, log_slope))
+        cost, damping = _dot(residual, residual), 1e-3
+        for _ in range(MAX_STEPS):
+            move = self._directions(centre, log_slope, free, height)
+            while damping < MAX_DAMPING:
+                step_c, step_t = _damped_step(*move, residual, damping)
+                new_c = float(np.clip(centre + step_c, -MAX_CENTRE, MAX_CENTRE))
+                new_t = float(np.clip(log_slope + step_t, -MAX_LOG_SLOPE, MAX_LOG_SLOPE))
+                new_free, new_height, new_residual = self._project(self._logistic(new_c, new_t))
+                new_cost = _dot(new_residual, new_residual)
+                if new_cost < cost:
+                    break
+                damping *= 8
+            else:
+                return centre, log_slope
+            gain, cost = cost - new_cost, new_cost
+            centre, log_slope, free, height, residual = new_c, new_t, new_free, new_height, new_residual
+            damping = max(damping / 8, 1e-9)
+            if gain <= 1e-9 * cost:
                 break
-            damping *= 10
-        else:
-            return p
-        gain = cost - new_cost
-        p, residual, cost, damping = p + step, moved, new_cost, max(damping / 10, 1e-9)
-        if gain <= 1e-10 * cost:
-            return p
-    return p
+        return centre, log_slope
+
+    def _directions(self, centre: float, log_slope: float, free: Floats, height: float) -> tuple[Floats, Floats]:
+        """[N] derivatives of the residual by centre and by log slope, at the best height (Kaufman 1975)."""
+        slope = float(np.exp(log_slope))
+        s = self._logistic(centre, log_slope)
+        bell = height * s * (1 - s) * slope
+        square = _dot(free, free)
+        found = []
+        for derivative in (-bell, bell * (self.x - centre)):
+            direction = self._free(derivative)
+            share = _dot(direction, free) / square if square > 0 else 0.0
+            found.append(direction - share * free)
+        return found[0], found[1]
 
 
-def _jacobian(p: Floats, x: Floats) -> Floats:
-    if len(p) == 4:
-        s = expit((x - p[2]) * p[3])
-        slope = p[1] * s * (1 - s)
-        return np.stack([np.ones_like(x), s, -slope * p[3], slope * (x - p[2])], axis=1)
-    s = expit(p[1] * (x - p[2]))
-    slope = p[0] * s * (1 - s)
-    return np.stack([s - 0.5, slope * (x - p[2]), -slope * p[1], x, np.ones_like(x)], axis=1)
-
-
-def _grid_search(x: Floats, y: Floats, n_parameters: int) -> Floats:
-    """Best parameters over a grid of centres and slopes, the linear ones solved for each by least squares."""
-    centre, slope = (v.ravel() for v in np.meshgrid(_CENTRES, _SLOPES, indexing="ij"))
-    s = expit((x[None, :] - centre[:, None]) * slope[:, None])
-    mean_s, mean_y = s.mean(axis=1), y.mean()
-    ds, dy = s - mean_s[:, None], y - mean_y
-    # Plain sums: a BLAS product depends on where arrays lie in memory, and the curve on its last bits.
-    ss, sy, total = np.sum(ds * ds, axis=1), np.sum(ds * dy, axis=1), float(np.sum(dy * dy))
-    if n_parameters == 4:
-        height = np.divide(sy, ss, out=np.zeros_like(ss), where=ss > 0)
-        best = int(np.argmin(_coarse(total - height * sy, total)))
-        return np.array([mean_y - height[best] * mean_s[best], height[best], centre[best], slope[best]])
-    # Two regressors, s and x (which is standardised): solve the 2 x 2 normal equations of every grid point.
-    xx, xs, xy = float(np.sum(x * x)), np.sum(ds * x, axis=1), float(np.sum(x * dy))
-    determinant = ss * xx - xs**2
-    usable = determinant > 1e-9 * ss * xx
-    safe = np.where(usable, determinant, 1.0)
-    height = np.where(usable, (sy * xx - xy * xs) / safe, 0.0)
-    line = np.where(usable, (xy * ss - sy * xs) / safe, xy / xx)
-    # A height of 0 is a straight line, which stands among the candidates: no fit may be worse than it.
-    height, line = np.append(height, 0.0), np.append(line, xy / xx)
-    costs = total - height * np.append(sy, 0.0) - line * xy
-    best = int(np.argmin(_coarse(costs, total)))
-    if best == len(centre):
-        return np.array([0.0, 1.0, 0.0, line[best], mean_y])
-    offset = mean_y - height[best] * mean_s[best] + 0.5 * height[best]
-    return np.array([height[best], slope[best], centre[best], line[best], offset])
-
-
-def _coarse(costs: Floats, total: float) -> Floats:
-    # Close calls go to the first in the grid, so that rounding does not choose the curve.
-    return np.round(costs / max(total, 1e-300), 9)
+def _damped_step(a: Floats, b: Floats, residual: Floats, damping: float) -> tuple[float, float]:
+    aa, bb, ab = _dot(a, a), _dot(b, b), _dot(a, b)
+    ga, gb = _dot(a, residual), _dot(b, residual)
+    floor = 1e-9 * max(aa, bb) + 1e-300
+    aa, bb = aa + damping * max(aa, floor), bb + damping * max(bb, floor)
+    determinant = aa * bb - ab * ab
+    if not determinant > 0:
+        return 0.0, 0.0
+    return (-ga * bb + gb * ab) / determinant, (-gb * aa + ga * ab) / determinant

@@ -16,7 +16,7 @@ from lmm4edit.data.problems import Problem
 from lmm4edit.data.rows import write_rows
 from lmm4edit.errors import ConfigError
 from lmm4edit.evaluation.ranking import overall_score
-from lmm4edit.predictions.store import PredictionStore, key_of, read_predictions
+from lmm4edit.predictions.store import PredictionKey, PredictionStore, key_of, read_predictions
 from lmm4edit.provenance import collect_provenance, file_sha256
 from lmm4edit.records import ANSWER, EditSample, Prediction
 
@@ -67,6 +67,23 @@ def part_path(output: Path) -> Path:
     return output.with_name(output.name + ".part.jsonl")
 
 
+def check_output(output: Path, manifest: Path) -> None:
+    """Refuse a table that cannot or must not be written, before anything large is loaded.
+
+    Raises:
+        ConfigError: for an ending other than :data:`FORMATS`, or if a folder or the manifest stands under the name.
+    """
+    if output.suffix.lower() not in FORMATS:
+        got = repr(output.suffix) if output.suffix else "no ending"
+        raise ConfigError(f"{output}: expected an output ending in {', '.join(FORMATS)}, got {got}.")
+    if output.is_dir():
+        raise ConfigError(f"{output}: expected the name of a table to write, got a folder. Choose another name.")
+    if output.exists() and manifest.exists() and output.samefile(manifest):
+        raise ConfigError(
+            f"{output}: expected another file than the manifest, which it would replace. Choose another name."
+        )
+
+
 def score_manifest(
     judge: Judge,
     manifest: str | Path,
@@ -90,17 +107,18 @@ def score_manifest(
         progress: called with (rows done, rows in all, rows failed).
 
     Raises:
-        ConfigError: for another ending of ``output``.
+        ConfigError: see :func:`check_output`.
         ManifestError: if the manifest as a whole cannot be read.
-        StoreError: if the output was begun with another judge, manifest or read-out, or another process is writing it.
+        StoreError: if the output was begun with another judge, precision, manifest or read-out, or another process is
+            writing it.
     """
     output = Path(output)
-    if output.suffix.lower() not in FORMATS:
-        raise ConfigError(f"{output}: expected an output ending in {', '.join(FORMATS)}, got {output.suffix or 'none'!r}.")
+    check_output(output, Path(manifest))
     problems: list[Problem] = []
     samples = read_manifest(manifest, image_root, judge.dimensions, on_error="skip", problems=problems)
     settings = {
         "judge": judge.fingerprint(),
+        "dtype": judge.dtype,
         "manifest": _manifest_identity(Path(manifest)),
         "image_root": str(image_root) if image_root is not None else None,
         "read_out": read_out,
@@ -109,7 +127,8 @@ def score_manifest(
     part = part_path(output)
     n_new = 0
     with PredictionStore(part, settings, collect_provenance(batch_size=batch_size)) as store:
-        left = _left_to_do(samples, judge, store)
+        finished = store.done_keys(failures=False)
+        left = _left_to_do(samples, judge, finished)
         done = len(samples) - len(left)
         n_failed = len(problems)
         if progress:
@@ -117,7 +136,6 @@ def score_manifest(
         for first in range(0, len(left), batch_size):
             batch = left[first : first + batch_size]
             results = list(judge.score_many(batch, batch_size, read_out))
-            finished = store.done_keys(failures=False)
             rows = [p for sample, result in zip(batch, results, strict=True) for p in _predictions(sample, result)]
             store.append(p for p in rows if key_of(p) not in finished)
             n_new += len(batch)
@@ -141,9 +159,9 @@ def _targets(sample: EditSample, judge: Judge) -> list[str]:
     return [*names, ANSWER, PROBABILITY] if sample.question is not None else names
 
 
-def _left_to_do(samples: Sequence[EditSample], judge: Judge, store: PredictionStore) -> list[EditSample]:
+def _left_to_do(samples: Sequence[EditSample], judge: Judge, finished: set[PredictionKey]) -> list[EditSample]:
     """Samples that lack an output; what failed before is tried again."""
-    done = {(key.item_id, key.target) for key in store.done_keys(failures=False)}
+    done = {(key.item_id, key.target) for key in finished}
     return [s for s in samples if any((s.sample_id, target) not in done for target in _targets(s, judge))]
 
 

@@ -10,13 +10,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from lmm4edit.data.images import decode_image, fit_for_patches
-from lmm4edit.errors import CheckpointError, ConfigError, LMM4EditError
+from lmm4edit.errors import ConfigError, LMM4EditError
 from lmm4edit.evaluation.ranking import overall_score
+from lmm4edit.inference.folder import TINY, judge_folder
 from lmm4edit.inference.result import EditScore, ReadOut
 from lmm4edit.judge.backbones import special_ids
 from lmm4edit.judge.checkpoint import LoadedJudge, load_checkpoint
@@ -26,10 +27,6 @@ from lmm4edit.judge.packing import PackedBatch, PackedExample, collate
 from lmm4edit.judge.words import complete, read_score
 from lmm4edit.provenance import file_sha256
 from lmm4edit.records import ANSWER, Dimension, EditSample
-from lmm4edit.shipped import shipped_path
-
-TINY = "tiny"
-"""Name of the judge that comes with LMM4Edit: a demonstration trained on simulated ratings."""
 
 
 class Judge:
@@ -50,6 +47,11 @@ class Judge:
     def dimensions(self) -> tuple[Dimension, ...]:
         """What is judged."""
         return self.meta.dimensions
+
+    @property
+    def dtype(self) -> str:
+        """Precision of the backbone, for example ``"float32"``."""
+        return str(cast(Any, self.model.backbone).get_input_embeddings().weight.dtype).removeprefix("torch.")
 
     @property
     def notice(self) -> str | None:
@@ -221,27 +223,21 @@ class Judge:
         return results
 
 
-def judge_folder(path_or_name: str | Path) -> Path:
-    """The folder of a judge: a path, or :data:`TINY` for the one that comes with LMM4Edit.
-
-    Raises:
-        CheckpointError: if there is no such folder.
-    """
-    if str(path_or_name) == TINY and not Path(TINY).is_dir():
-        return shipped_path("checkpoints/tiny/judge")
-    folder = Path(path_or_name)
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder}: there is no such judge. Expected the folder of a checkpoint (for example runs/demo/stage2/checkpoint), "
-            f"or {TINY!r} for the demonstration judge that comes with LMM4Edit."
-        )
-    return folder
-
-
 def default_device() -> str:
     """The accelerator of this machine, or the processor where there is none."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return "cpu" if accelerator is None else accelerator.type
+
+
+def _usable(device: str | torch.device) -> str | torch.device:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"Expected a device of this machine, got {str(device)!r}: {reason} Use 'cpu', or leave the device out."
+        ) from error
+    return device
 
 
 def load_judge(
@@ -254,16 +250,17 @@ def load_judge(
 
     Args:
         path_or_name: folder of a checkpoint, or ``"tiny"``.
-        device: for example ``"cuda:0"``; ``None``: :func:`default_device`. A device that is not there is an error.
+        device: for example ``"cuda:0"``; ``None``: :func:`default_device`. The processor never stands in for another.
         dtype: of the backbone, ``"float32"`` or ``"bfloat16"``.
         backbone: where the backbone lies, if not where the checkpoint remembers it.
 
     Raises:
         CheckpointError: if the folder is no complete judge; the missing or unexpected part is named.
+        ConfigError: if this machine has no such device.
     """
-    loaded = load_checkpoint(
-        judge_folder(path_or_name), device=device or default_device(), dtype=dtype, backbone=backbone
-    )
+    folder = judge_folder(path_or_name)
+    place = default_device() if device is None else _usable(device)
+    loaded = load_checkpoint(folder, device=place, dtype=dtype, backbone=backbone)
     return Judge(loaded)
 
 

@@ -16,12 +16,12 @@ class EditScore:
 
     Attributes:
         sample_id: which edit.
-        scores: by dimension, on the MOS scale (0-100, can leave it a little), higher is better; ``None`` where there is no
-            number, and then ``failures`` says why.
+        scores: by dimension, on the MOS scale (0-100, can leave it a little), higher is better; ``None`` where there is
+            no number, and then ``failures`` says why.
         answer: ``"yes"`` or ``"no"`` to the question; ``None`` if none was asked or it could not be answered.
         answer_probability: probability of yes against no, 0-1.
-        overall: Eq. 3 of the paper, q^0.3 a^0.4 p^0.3, 0-100; ``None`` if one of the three is missing or negative, or the
-            judge has other dimensions.
+        overall: Eq. 3 of the paper, q^0.3 a^0.4 p^0.3, 0-100; ``None`` if one of the three is missing or negative, or
+            the judge has other dimensions.
         read_out: where the scores were read.
         words: by dimension, what the judge wrote (text read-out).
         failures: reasons by dimension (or ``answer``).

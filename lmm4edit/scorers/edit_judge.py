@@ -55,7 +55,9 @@ class EditJudgeScorer:
                 failure = None if value is not None else result.failure or result.failures.get(name, "no value")
                 row.append(self._prediction(sample, name, value, result.words.get(name), failure))
             if sample.question is not None:
-                failure = None if result.answer is not None else result.failure or result.failures.get(ANSWER, "no answer")
+                failure = (
+                    None if result.answer is not None else result.failure or result.failures.get(ANSWER, "no answer")
+                )
                 row.append(self._prediction(sample, ANSWER, result.answer, None, failure))
             rows.append(row)
         return rows

@@ -369,6 +369,7 @@ class _Run:
             threads=torch.get_num_threads(),
             device=self.processes.device.type,
             training_samples=len(data.samples),
+            ratings="simulated" if any(s.groups.get("ratings") == "simulated" for s in data.samples) else None,
             training_samples_sha256=data.fingerprint(),
             skipped_rows=[str(row) for row in data.skipped],
         )

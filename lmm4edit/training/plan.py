@@ -132,7 +132,7 @@ def render_plan(
     table.add_column(style="bold")
     table.add_column()
     counts = plan.counts
-    left_out = f" ({counts.skipped:,} rows left out)" if counts.skipped else ""
+    left_out = f" ({counts.skipped:,} left out)" if counts.skipped else ""
     table.add_row("edits", f"{counts.edits:,}{left_out}")
     rows = ", ".join([*(f"{n:,} {name}" for name, n in counts.scores.items()), f"{counts.answers:,} yes/no"])
     table.add_row("question-rows", f"{counts.question_rows:,} ({rows})")

@@ -79,3 +79,17 @@ def test_refusals(x: list[float], parameters: int, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         fit_logistic(x, x, parameters)
     assert str(caught.value) == message
+
+
+def test_the_same_data_give_the_same_curve_to_the_last_bit_wherever_they_lie_in_memory() -> None:
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=41), np.where(np.arange(41) % 5 == 0, 70.0, 30.0) + rng.normal(size=41)
+    found = set()
+    for offset in range(8):
+        copies = [np.empty(len(x) + 8)[offset : offset + len(x)] for _ in range(2)]
+        copies[0][:], copies[1][:] = x, y
+        for parameters in (4, 5):
+            fit = fit_logistic(*copies, parameters)
+            assert fit is not None
+            found.add(fit.parameters)
+    assert len(found) == 2

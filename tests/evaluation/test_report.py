@@ -170,7 +170,9 @@ def test_statistics_are_computed_again_only_when_something_changed(tmp_path: Pat
     first = current_metrics(run, read_run_folder(run), **quick)
     stamp = (run / "metrics.json").stat().st_mtime_ns
     assert current_metrics(run, read_run_folder(run), **quick).rows == first.rows
+    assert current_metrics(run, read_run_folder(run)).provenance["resamples"] == 0
     assert (run / "metrics.json").stat().st_mtime_ns == stamp
+    assert current_metrics(run, read_run_folder(run), resamples=20, group_by=[]).provenance["resamples"] == 20
     corrected = [replace(e, mos={d: 100 - v for d, v in e.mos.items()}) for e in read_run_folder(run).samples]
     write_manifest(run / "manifest.jsonl", corrected, relative_to=run)
     second = current_metrics(run, read_run_folder(run), **quick)

@@ -1,67 +1,28 @@
-"""A small judge with random weights, on disk, and images to judge."""
+"""A random judge of each stage, and edits to judge, made once."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from lmm4edit.judge.adapters import AdapterConfig, attach_adapters
-from lmm4edit.judge.backbones import load_backbone
-from lmm4edit.judge.checkpoint import save_checkpoint
-from lmm4edit.judge.encoding import answer_token_ids
-from lmm4edit.judge.model import JudgeModel
-from lmm4edit.judge.prompts import load_prompts
-from lmm4edit.judge.score_head import ScoreHead, TargetScale
-from lmm4edit.judge.tiny import build_tiny_backbone, build_tiny_processor, build_tiny_tokenizer, save_tiny
-from lmm4edit.records import BUILT_IN_DIMENSIONS
-
-SIDE = 28
+from tests.inference.kit import save_random_backbone, save_random_judge, write_edits
 
 
 @pytest.fixture(scope="session")
-def backbone_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inference") / "backbone"
-    tokenizer = build_tiny_tokenizer(["The quality score is 54.70", "Is the heart gone? Yes No"] * 4, vocab_size=300)
-    model = build_tiny_backbone(tokenizer, hidden=32, layers=2, vision_hidden=16, vision_layers=2, image_size=SIDE)
-    save_tiny(folder, model, build_tiny_processor(tokenizer, min_pixels=SIDE**2, max_pixels=4 * SIDE**2))
-    return folder
-
-
-def make_judge(folder: Path, backbone_folder: Path, stage: int, provenance: dict[str, Any] | None = None) -> Path:
-    """A judge whose adapters and head are random, so that every part decides the scores."""
-    backbone, processor = load_backbone(str(backbone_folder))
-    prompts = load_prompts("default")
-    wrapped = attach_adapters(backbone, AdapterConfig(init_r=4, target_r=2))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if "lora_E" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    head = scale = None
-    if stage == 2:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(2)
-            head = ScoreHead(32, 3)
-        scale = TargetScale((50.0, 40.0, 60.0), (10.0, 20.0, 15.0))
-    model = JudgeModel(wrapped, BUILT_IN_DIMENSIONS, answer_token_ids(processor.tokenizer, prompts), head, scale)
-    save_checkpoint(folder, model, processor, prompts, {}, provenance or {}, stage)
-    return folder
+def random_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random_backbone(tmp_path_factory.mktemp("inference") / "backbone")
 
 
 @pytest.fixture(scope="session")
-def judge_folder_2(tmp_path_factory: pytest.TempPathFactory, backbone_folder: Path) -> Path:
-    return make_judge(tmp_path_factory.mktemp("judge") / "stage2", backbone_folder, 2, {"ratings": "simulated"})
+def judge_folder_2(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Path:
+    folder = tmp_path_factory.mktemp("judge") / "stage2"
+    return save_random_judge(folder, random_backbone, 2, {"ratings": "simulated"})
 
 
 @pytest.fixture(scope="session")
-def judge_folder_1(tmp_path_factory: pytest.TempPathFactory, backbone_folder: Path) -> Path:
-    return make_judge(tmp_path_factory.mktemp("judge") / "stage1", backbone_folder, 1)
+def judge_folder_1(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Path:
+    return save_random_judge(tmp_path_factory.mktemp("judge") / "stage1", random_backbone, 1)
 
 
 @pytest.fixture(scope="session")
@@ -73,23 +34,4 @@ def judge(judge_folder_2: Path):
 
 @pytest.fixture(scope="session")
 def edits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven edits of unequal sizes, ``edits.jsonl``; every second one has a question."""
-    folder = tmp_path_factory.mktemp("edits")
-    rng = np.random.default_rng(0)
-    rows = []
-    for index in range(7):
-        for kind in ("s", "e"):
-            height, width = (int(v) for v in rng.integers(20, 90, 2))
-            pixels = rng.integers(0, 255, (height, width, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{kind}{index}.png")
-        row = {
-            "sample_id": f"e{index}",
-            "source_image": f"s{index}.png",
-            "edited_image": f"e{index}.png",
-            "instruction": "remove the red heart" + " and more" * index,
-        }
-        if index % 2 == 0:
-            row["question"] = "Is the heart gone?"
-        rows.append(row)
-    (folder / "edits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return folder
+    return write_edits(tmp_path_factory.mktemp("edits"))

@@ -17,6 +17,7 @@ import pytest
 from lmm4edit.errors import ConfigError, StoreError
 from lmm4edit.inference.batch import part_path, score_manifest
 from lmm4edit.inference.judge import load_judge
+from tests.inference.kit import write_broken
 
 
 def read_table(path: Path) -> list[dict]:
@@ -30,16 +31,7 @@ def read_table(path: Path) -> list[dict]:
 
 @pytest.fixture
 def broken(edits: Path, tmp_path: Path) -> Path:
-    """The seven edits, a row with a missing image, and a line that is no JSON."""
-    rows = [json.loads(line) for line in (edits / "edits.jsonl").read_text().splitlines()]
-    for row in rows:
-        row["source_image"], row["edited_image"] = str(edits / row["source_image"]), str(edits / row["edited_image"])
-    rows.insert(2, {**rows[0], "sample_id": "gone", "edited_image": str(edits / "gone.png")})
-    lines = [json.dumps(row) for row in rows]
-    lines.insert(5, "{not json")
-    path = tmp_path / "broken.jsonl"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    return write_broken(edits, tmp_path / "broken.jsonl")
 
 
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
@@ -53,7 +45,9 @@ def test_every_format_holds_every_row_in_order(judge, edits: Path, tmp_path: Pat
     ]  # fmt: skip
     for index, row in enumerate(rows):
         assert float(row["quality"]) == pytest.approx(
-            judge.score(edits / f"s{index}.png", edits / f"e{index}.png", "remove the red heart" + " and more" * index).quality,
+            judge.score(
+                edits / f"s{index}.png", edits / f"e{index}.png", "remove the red heart" + " and more" * index
+            ).quality,
             abs=1e-3,
         )
         assert bool(row["answer"]) == (index % 2 == 0)
@@ -112,12 +106,37 @@ def test_another_judge_manifest_or_read_out_under_the_same_output_is_refused(
         score_manifest(judge, other, output, image_root=edits)
 
 
-def test_an_unknown_ending_is_refused(judge, edits: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        score_manifest(judge, edits / "edits.jsonl", tmp_path / "scores.xlsx")
-    assert str(error.value) == (
-        f"{tmp_path / 'scores.xlsx'}: expected an output ending in .csv, .jsonl, .parquet, got '.xlsx'."
-    )
+def test_tables_that_cannot_or_must_not_be_written_are_refused(judge, broken: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    before = broken.read_bytes()
+    expected = {
+        "scores.xlsx": "expected an output ending in .csv, .jsonl, .parquet, got '.xlsx'.",
+        "scores": "expected an output ending in .csv, .jsonl, .parquet, got no ending.",
+        "folder.csv": "expected the name of a table to write, got a folder. Choose another name.",
+        broken.name: "expected another file than the manifest, which it would replace. Choose another name.",
+    }
+    for name, message in expected.items():
+        with pytest.raises(ConfigError) as error:
+            score_manifest(judge, broken, tmp_path / name)
+        assert str(error.value) == f"{tmp_path / name}: {message}"
+    assert broken.read_bytes() == before
+
+
+def test_what_fails_again_is_counted_once_and_goes_on_being_tried(judge, broken: Path, tmp_path: Path) -> None:
+    output = tmp_path / "scores.jsonl"
+    first = score_manifest(judge, broken, output)
+    second = score_manifest(judge, broken, output)
+    assert (second.n_new, second.n_scored, second.failed) == (1, first.n_scored, first.failed)
+    assert [row["sample_id"] for row in read_table(output)].count("gone") == 1
+
+
+def test_another_precision_under_the_same_output_is_refused(
+    judge, judge_folder_2: Path, edits: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "scores.csv"
+    score_manifest(judge, edits / "edits.jsonl", output)
+    with pytest.raises(StoreError, match="dtype: 'float32' in the file, 'bfloat16' now"):
+        score_manifest(load_judge(judge_folder_2, device="cpu", dtype="bfloat16"), edits / "edits.jsonl", output)
 
 
 @pytest.mark.slow
@@ -127,7 +146,10 @@ def test_kill_9_while_scoring_then_the_same_command_finishes(judge_folder_2: Pat
     with many.open("w") as file:
         for index in range(120):
             row = {**rows[index % 7], "sample_id": f"r{index}"}
-            row["source_image"], row["edited_image"] = str(edits / row["source_image"]), str(edits / row["edited_image"])
+            row["source_image"], row["edited_image"] = (
+                str(edits / row["source_image"]),
+                str(edits / row["edited_image"]),
+            )
             file.write(json.dumps(row) + "\n")
     output = tmp_path / "scores.jsonl"
     command = [sys.executable, "-m", "lmm4edit.cli", "score", str(many), "--judge", str(judge_folder_2)]
@@ -160,7 +182,15 @@ def test_two_processes_on_one_output_are_refused(judge_folder_2: Path, judge, ed
     from lmm4edit.predictions.store import PredictionStore
 
     output = tmp_path / "scores.jsonl"
-    command = [sys.executable, "-m", "lmm4edit.cli", "score", str(edits / "edits.jsonl"), "--judge", str(judge_folder_2)]
+    command = [
+        sys.executable,
+        "-m",
+        "lmm4edit.cli",
+        "score",
+        str(edits / "edits.jsonl"),
+        "--judge",
+        str(judge_folder_2),
+    ]
     command += ["--output", str(output), "--device", "cpu"]
     with PredictionStore(part_path(output), {"held": "by a test"}):
         done = subprocess.run(command, capture_output=True, text=True)

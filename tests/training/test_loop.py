@@ -335,7 +335,7 @@ def test_broken_rows_are_named_counted_and_left_out(
     result = run(run_config(tmp_path / "run", data__train=str(manifest), max_steps=2), console=console)
     assert result.plan is not None and (result.plan.counts.edits, result.plan.counts.skipped) == (11, 1)
     text = console.export_text()
-    assert f"left out: {manifest}:4: sample 'e3': " in text and "11 (1 rows left out)" in text
+    assert f"left out: {manifest}:4: sample 'e3': " in text and "11 (1 left out)" in text
     (skipped,) = json.loads((tmp_path / "run" / "provenance.json").read_text())["skipped_rows"]
     assert skipped.startswith(f"{manifest}:4: sample 'e3': ")
 

@@ -102,7 +102,7 @@ def test_the_table_shows_what_will_happen(make_config: Any) -> None:
     text = console.export_text()
     for expected in [
         "Stage 1: runs/x",
-        "100 (2 rows left out)",
+        "100 (2 left out)",
         "340 (100 quality, 90 alignment, 80 preservation, 70 yes/no)",
         "8 = 1 processes x 2 edits x 4 passes, packed",
         "13 (13 an epoch, 1.00 epochs)",
