@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # One thread each: results do not depend on the machine's load, and two processes do more than one of two threads.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 WANDB_MODE=offline
 
@@ -13,11 +14,16 @@ help:  ## show the targets
 setup: $(STAMP)  ## make .venv with everything needed to use and develop LMM4Edit
 
 $(STAMP): pyproject.toml
-	@echo "setting up $(VENV) (PyTorch is large: this takes some minutes the first time)"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed "torch>=2.6" "torchvision>=0.21"
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "LMM4Edit needs Python 3.11 or newer, $(PYTHON) is older or missing. Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "set-up 1/3: making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "set-up 2/3: installing PyTorch (large: some minutes the first time)"
+	@$(PIP) install "torch>=2.6" "torchvision>=0.21"
+	@echo "set-up 3/3: installing LMM4Edit and the tools to develop it"
+	@$(PIP) install --editable ".[dev]"
 	@touch $(STAMP)
+	@echo "set-up done: $(BIN)/lmm4edit, or 'source $(BIN)/activate'"
 
 demo: $(STAMP)  ## train a judge in two stages on a small benchmark and write a report
 	$(BIN)/lmm4edit demo

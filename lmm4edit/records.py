@@ -119,8 +119,8 @@ class Question:
         question_id: unique in its benchmark.
         images: paths, in the order in which the prompt mentions them.
         prompt: the published wording.
-        answer_format: which parser of ``evaluation.answers`` reads the answer (``"yes_no"``, ``"number"``, ``"choice"``...).
-        gold: the right answer, or ``None`` where the benchmark has none.
+        answer_format: which parser of ``evaluation.answers`` reads the answer (``"yes_no"``, ``"number"``,
+        ``"choice"``...). gold: the right answer, or ``None`` where the benchmark has none.
         groups: labels to break results down by.
     """
 
@@ -162,6 +162,6 @@ class Prediction:
     def __post_init__(self) -> None:
         if (self.value is None) == (self.failure is None):
             raise ValueError(
-                f"Prediction {self.item_id!r} of {self.predictor!r} for {self.target!r}: exactly one of value and failure "
-                f"must be given, got value={self.value!r} and failure={self.failure!r}."
+                f"Prediction {self.item_id!r} of {self.predictor!r} for {self.target!r}: exactly one of value and "
+                f"failure must be given, got value={self.value!r} and failure={self.failure!r}."
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmm4edit.config import TrainConfig, build_config, dump_config, load_config
@@ -261,6 +261,7 @@ def test_differences_are_named_by_path() -> None:
     assert one.differences(one) == {}
 
 
+@settings(deadline=None)
 @given(
     rate=st.floats(1e-9, 10),
     betas=st.tuples(st.floats(0, 0.99), st.floats(0, 0.999)),

@@ -1,7 +1,7 @@
 """Make checkpoints/tiny/judge from a finished demo: the judge, and what was measured with it.
 
-    lmm4edit demo --out runs/demo
-    python train/ship_tiny.py runs/demo
+lmm4edit demo --out runs/demo
+python train/ship_tiny.py runs/demo
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from lmm4edit.evaluation.runner import read_run_folder
 from lmm4edit.evaluation.stored import current_metrics
 from lmm4edit.judge.checkpoint import load_checkpoint, save_checkpoint
 
-NOTE = "held-out edits of the mini benchmark; editing models and ratings are simulated: a demonstration, no measure of real edits"
+NOTE = (
+    "held-out edits of the mini benchmark; editing models and ratings are simulated: "
+    "a demonstration, no measure of real edits"
+)
 
 
 def main() -> None:

@@ -73,7 +73,8 @@ def minibench(
 ) -> None:
     """Make the mini benchmark: simulated edits of photographs and scenes, with simulated ratings.
 
-    21 tasks, 7 simulated editing models, 15 simulated raters, split by source. Everything in it is labelled as simulated.
+    21 tasks, 7 simulated editing models, 15 simulated raters, split by source. Everything in it is labelled as
+    simulated.
 
     Example:
 

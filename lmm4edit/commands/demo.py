@@ -42,7 +42,7 @@ def demo(
     bench = out / "minibench"
     _title(console, 0)
     _minibench(console, bench, seed, sources_per_task)
-    checkpoints = []
+    checkpoints: list[Path] = []
     for stage in (1, 2):
         _title(console, stage)
         checkpoints.append(_train(stage, out, bench, seed, checkpoints[-1] if checkpoints else None, overrides or []))
@@ -52,10 +52,11 @@ def demo(
     page = _report(out)
     minutes = (time.monotonic() - started) / 60
     console.print(
-        f"\nDone in {minutes:.1f} minutes. Ratings, raters and editing models are [bold]simulated[/bold]: the numbers above "
-        "show that the pipeline works, not how well it agrees with people.\n"
+        f"\nDone in {minutes:.1f} minutes. Ratings, raters and editing models are [bold]simulated[/bold]: the numbers "
+        "above show that the pipeline works, not how well it agrees with people.\n"
         f"Look at the report:  {page}\n"
-        f"Score your own edit: lmm4edit score --source A.png --edited B.png --instruction '...' --judge {checkpoints[-1]}"
+        f"Score your own edit: lmm4edit score --source A.png --edited B.png --instruction '...' "
+        f"--judge {checkpoints[-1]}"
     )
 
 
@@ -85,8 +86,10 @@ def _minibench(console, bench: Path, seed: int, limit: int | None) -> None:  # t
             progress=lambda n, total: progress.update(task, completed=n, total=total),
         )
     counts = ", ".join(f"{count} edits to {split}" for split, count in summary.counts.items())
-    console.print(f"{counts}; held-out sources: {summary.sources['test/photo']} photographs' crops, "
-                  f"{summary.sources['test/scene']} generated scenes")
+    console.print(
+        f"{counts}; held-out sources: {summary.sources['test/photo']} photographs' crops, "
+        f"{summary.sources['test/scene']} generated scenes"
+    )
 
 
 def _train(stage: int, out: Path, bench: Path, seed: int, start: Path | None, overrides: list[str]) -> Path:

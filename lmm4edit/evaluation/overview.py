@@ -74,7 +74,7 @@ def _heading(figure: Figure, x: float, y: float, text: str) -> None:
 
 def _header(figure: Figure, metrics: Metrics, run: Run, lead: str) -> None:
     counts = metrics.counts
-    parts = [f"{counts['samples']:,} held-out edits", f"{counts['sources']:,} sources"]
+    parts = [f"{counts['samples']:,} edits", f"{counts['sources']:,} sources"]
     if counts["editing_models"]:
         parts.append(f"{counts['editing_models']} editing models")
     if counts["edit_tasks"]:

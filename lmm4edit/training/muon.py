@@ -1,9 +1,10 @@
 """Muon, an optimizer for the matrices of a small model trained from scratch.
 
-Momentum whose update is made orthogonal by a Newton-Schulz iteration (Jordan et al. 2024, "Muon: an optimizer for hidden
+Momentum whose update is made orthogonal by a Newton-Schulz iteration (Jordan et al. 2024, "Muon: an optimizer for
+hidden
 layers"), scaled to the size of an AdamW update (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2).
-``torch.optim.Muon`` computes the iteration in bfloat16, one matrix at a time, which on a CPU without bfloat16 units costs
-25 times as much as here (measured: 2.3 s against 0.09 s for 60 matrices of 256 x 128): hence this float32 form.
+``torch.optim.Muon`` computes the iteration in bfloat16, one matrix at a time, which on a CPU without bfloat16 units
+costs 25 times as much as here (measured: 2.3 s against 0.09 s for 60 matrices of 256 x 128): hence this float32 form.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Pretraining of the tiny backbone, from scratch, on generated lessons with dense supervision.
 
-The big backbones come pretrained from a hub; the tiny one, which makes the demo run on a laptop, has to be taught what an
-image, an edit and a question are. Three signals at once, in one packed pass: cross-entropy on answers in words, the three
+The big backbones come pretrained from a hub; the tiny one, which makes the demo run on a laptop, has to be taught
+what an
+image, an edit and a question are. Three signals at once, in one packed pass: cross-entropy on answers in words, the
+three
 opinions regressed at the judge's own read-out tokens, and, at every token of the edited image, how much of it changed
 by intent, as a side effect, and through an artefact. The regression heads are thrown away; only the backbone is kept.
 
@@ -46,7 +48,8 @@ CELL_SCALE = 0.2
 
 
 def prompt_corpus(prompts: PromptSet, repeats: int = 300) -> Iterator[str]:
-    """The wording and the chat markers' words, often enough that a tokenizer keeps them whole (short prompts cost less)."""
+    """The wording and the chat markers' words, often enough that a tokenizer keeps them whole (short prompts cost
+    less)."""
     for _ in range(repeats):
         yield prompts.system
         yield from ("system\n", "user\n", "assistant\n", prompts.source_label, prompts.edited_label)
@@ -176,7 +179,7 @@ def lesson_losses(
 ) -> dict[str, torch.Tensor]:
     """The three losses of one batch, and the predicted opinions (batch, 3) on the 0-100 scale."""
     packed = batch.packed
-    output = backbone.model(  # type: ignore[union-attr]
+    output = backbone.model(  # type: ignore[union-attr,operator]
         input_ids=packed.input_ids,
         attention_mask={"full_attention": packed.attention_mask},
         position_ids=position_ids(backbone, packed),

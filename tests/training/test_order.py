@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmm4edit.training.order import FILLER, DataOrder
@@ -12,6 +12,7 @@ def edits(windows: list[list[list[int]]]) -> list[int]:
     return [index for window in windows for batch in window for index in batch if index != FILLER]
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 60), micro=st.integers(1, 5), accumulation=st.integers(1, 4), world=st.integers(1, 3))
 def test_an_epoch_sees_every_edit_once(n: int, micro: int, accumulation: int, world: int) -> None:
     ranks = [DataOrder(n, micro, accumulation, seed=3, rank=rank, world_size=world) for rank in range(world)]
@@ -21,6 +22,7 @@ def test_an_epoch_sees_every_edit_once(n: int, micro: int, accumulation: int, wo
         assert sorted(seen) == list(range(n))
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 60), micro=st.integers(1, 5), accumulation=st.integers(1, 4), world=st.integers(2, 3))
 def test_processes_make_the_same_number_of_passes(n: int, micro: int, accumulation: int, world: int) -> None:
     ranks = [DataOrder(n, micro, accumulation, rank=rank, world_size=world) for rank in range(world)]
@@ -31,6 +33,7 @@ def test_processes_make_the_same_number_of_passes(n: int, micro: int, accumulati
         assert len(windows[0]) <= accumulation
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 60), seed=st.integers(0, 5))
 def test_a_window_holds_the_same_edits_however_it_is_cut(n: int, seed: int) -> None:
     whole = DataOrder(n, 4, 1, seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmm4edit.training.schedule import Schedule, learning_rate_factor
@@ -32,6 +32,7 @@ def test_the_fall_ends_at_the_final_ratio() -> None:
     assert factors("linear", 4, 0, final_ratio=0.2) == pytest.approx([1.0, 0.8, 0.6, 0.4])
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["cosine", "linear", "constant"]), st.integers(1, 50), st.data())
 def test_no_step_is_taken_with_a_rate_of_zero(schedule: Schedule, total: int, data: st.DataObject) -> None:
     warmup = data.draw(st.integers(0, total - 1))

@@ -10,7 +10,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +38,10 @@ SPLITS: dict[str, tuple[int, int]] = {"train": (3, 11), "validation": (1, 1), "t
 
 NOTICE = """# Simulated
 
-Everything in this folder was made by `lmm4edit data minibench`: the edits by image operations, the editing models and the
-raters by simulation. Photographs are crops of those bundled with scikit-image. No person rated anything here, and no number
-computed from it says anything about a real editing model or about agreement with real people.
+Everything in this folder was made by `lmm4edit data minibench`: the edits by image operations, the editing models and
+the
+raters by simulation. Photographs are crops of those bundled with scikit-image. No person rated anything here, and no
+number computed from it says anything about a real editing model or about agreement with real people.
 """
 
 
@@ -81,13 +82,13 @@ def build_minibench(
     """Write the mini benchmark into ``out``.
 
     Args:
-        out: folder for ``images/``, ``train.jsonl``, ``validation.jsonl``, ``test.jsonl``, ``ratings.csv``, ``facts.jsonl``,
-            ``SIMULATED.md`` and ``minibench.json``.
+        out: folder for ``images/``, ``train.jsonl``, ``validation.jsonl``, ``test.jsonl``, ``ratings.csv``,
+            ``facts.jsonl``, ``SIMULATED.md`` and ``minibench.json``.
         seed: decides everything.
         size: side of all images, pixels.
         sources_per_task: at most so many sources of each split and content per task (for quick tests).
-        splits: which splits to make; the images of a split are the same whatever else is made, its MOS depend (slightly)
-            on all edits that are rated together.
+        splits: which splits to make; the images of a split are the same whatever else is made, its MOS depend
+            (slightly) on all edits that are rated together.
         progress: called with (sources done, sources in all).
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -110,9 +111,7 @@ def build_minibench(
     for edit in edits:
         sample_id = edit.sample.sample_id
         mos = {dimension: round(scores[dimension][sample_id], 4) for dimension in DIMENSIONS}
-        samples[edit.split].append(
-            EditSample(**{**_fields(edit.sample), "mos": mos, "answer": answers[sample_id]})
-        )
+        samples[edit.split].append(replace(edit.sample, mos=mos, answer=answers[sample_id]))
     for split, rows in samples.items():
         write_manifest(out / f"{split}.jsonl", rows, relative_to=out)
     _write_ratings(out / "ratings.csv", ratings)
@@ -217,10 +216,6 @@ def _write_ratings(path: Path, ratings: dict[str, list[Rating]]) -> None:
         writer.writerow(["dimension", "subject", "item", "value"])
         for dimension, rows in ratings.items():
             writer.writerows([dimension, row.subject, row.item, row.value] for row in rows)
-
-
-def _fields(sample: EditSample) -> dict[str, object]:
-    return {name: getattr(sample, name) for name in EditSample.__dataclass_fields__}
 
 
 def _count_sources(edits: list[_Edit]) -> dict[str, int]:

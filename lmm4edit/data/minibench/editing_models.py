@@ -49,9 +49,15 @@ SIMULATED_EDITORS: tuple[SimulatedEditor, ...] = (
     SimulatedEditor("sim-bold", 0.85, 0.8, 0.35, 0.55, faithful=0.15, idle=0.0, prompt_type="description"),
     SimulatedEditor("sim-restorer", 0.3, 0.88, 0.15, 0.25, clean=0.5, wrong=0.1, artefacts=("ringing", "blur")),
     SimulatedEditor("sim-grainy", 0.65, 0.45, 0.6, 0.3, clean=0.08, artefacts=("noise", "blocks")),
-    SimulatedEditor("sim-smooth", 0.6, 0.4, 0.5, 0.25, clean=0.1, artefacts=("blur", "ghosting"), prompt_type="description"),
-    SimulatedEditor("sim-dreamer", 0.5, 0.5, 0.35, 0.75, faithful=0.05, wrong=0.14, collaterals=("backdrop", "patch", "tone")),
-    SimulatedEditor("sim-polished", 0.9, 0.85, 0.12, 0.2, clean=0.6, faithful=0.55, wrong=0.02, confused=0.04, idle=0.01),
+    SimulatedEditor(
+        "sim-smooth", 0.6, 0.4, 0.5, 0.25, clean=0.1, artefacts=("blur", "ghosting"), prompt_type="description"
+    ),
+    SimulatedEditor(
+        "sim-dreamer", 0.5, 0.5, 0.35, 0.75, faithful=0.05, wrong=0.14, collaterals=("backdrop", "patch", "tone")
+    ),
+    SimulatedEditor(
+        "sim-polished", 0.9, 0.85, 0.12, 0.2, clean=0.6, faithful=0.55, wrong=0.02, confused=0.04, idle=0.01
+    ),
 )
 
 
@@ -116,7 +122,8 @@ def carry_out(
     artefact: tuple[str, float],
     collateral: tuple[str, float],
 ) -> Outcome:
-    """Edit with everything given: what is done, how far, with which artefact and which collateral change, and how strong."""
+    """Edit with everything given: what is done, how far, with which artefact and which collateral change, and how
+    strong."""
     fidelity = 1.0
     region = case.region
     if kind == "confused" and case.confused is not None:

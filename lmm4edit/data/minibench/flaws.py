@@ -1,4 +1,5 @@
-"""Artefacts (which lower perceptual quality) and collateral changes (which lower attribute preservation), of known level."""
+"""Artefacts (which lower perceptual quality) and collateral changes (which lower attribute preservation), of known
+level."""
 
 from __future__ import annotations
 

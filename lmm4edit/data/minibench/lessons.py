@@ -157,7 +157,9 @@ def _dialogue(
     collateral = f"{outcome.collateral_kind} level {round(9 * facts.collateral)}" if outcome.collateral_kind else "none"
     if outcome.collateral_kind:
         collateral += f" {_place(cells[..., 1])}"
-    happened = {"right": "done", "confused": "wrong attribute", "wrong": "another edit", "idle": "nothing"}[outcome.kind]
+    happened = {"right": "done", "confused": "wrong attribute", "wrong": "another edit", "idle": "nothing"}[
+        outcome.kind
+    ]
     level = ("bad", "poor", "fair", "good", "excellent")
     words = {name: level[min(4, int(opinions[name] // 20))] for name in DIMENSIONS}
     return (

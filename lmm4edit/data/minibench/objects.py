@@ -54,13 +54,17 @@ class Thing:
     def paint(self, image: np.ndarray, opacity: float = 1.0, texture: np.ndarray | None = None) -> np.ndarray:
         """The image with the thing on it; ``texture`` (size, size, 3) replaces the flat colour."""
         alpha = (self.mask(len(image)) * opacity)[..., None]
-        return image * (1 - alpha) + alpha * (np.asarray(COLOURS[self.colour], np.float32) if texture is None else texture)
+        return image * (1 - alpha) + alpha * (
+            np.asarray(COLOURS[self.colour], np.float32) if texture is None else texture
+        )
 
     def moved(self, x: float, y: float) -> Thing:
         return replace(self, x=x, y=y)
 
 
-def random_thing(rng: np.random.Generator, place: str | None = None, radius: tuple[float, float] = (0.16, 0.24)) -> Thing:
+def random_thing(
+    rng: np.random.Generator, place: str | None = None, radius: tuple[float, float] = (0.16, 0.24)
+) -> Thing:
     """A random coloured shape, at a named place if given, else anywhere that keeps it inside."""
     shape, colour = pick(rng, SHAPES), pick(rng, tuple(COLOURS))
     x, y = PLACES[place] if place else rng.uniform(0.24, 0.76, 2)
@@ -74,7 +78,9 @@ def pick(rng: np.random.Generator, options: tuple[str, ...] | list[str], exclude
     return left[int(rng.integers(len(left)))]
 
 
-def face_mask(size: int, x: float, y: float, radius: float, curve: float, opening: float) -> tuple[np.ndarray, np.ndarray]:
+def face_mask(
+    size: int, x: float, y: float, radius: float, curve: float, opening: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Opacity of a face's disc, and of its eyes and mouth.
 
     Args:
@@ -106,9 +112,9 @@ def figure_mask(size: int, x: float, y: float, height: float, arms: float, legs:
     body = _segment(u, v, (0, -0.3), (0, 0.12))
     reach_u, reach_v = 0.3 * np.cos(arms * 1.1), -0.3 * np.sin(arms * 1.1)
     foot = 0.06 + 0.26 * legs
-    limbs = [
-        _segment(u, v, (0, -0.2), (side * reach_u, -0.2 + reach_v)) for side in (-1, 1)
-    ] + [_segment(u, v, (0, 0.12), (side * foot, 0.48)) for side in (-1, 1)]
+    limbs = [_segment(u, v, (0, -0.2), (side * reach_u, -0.2 + reach_v)) for side in (-1, 1)] + [
+        _segment(u, v, (0, 0.12), (side * foot, 0.48)) for side in (-1, 1)
+    ]
     distance = np.minimum.reduce([head, *(part - 0.055 for part in [body, *limbs])])
     return _soften(distance * height, size)
 

@@ -38,7 +38,9 @@ def true_opinions(facts: EditFacts) -> dict[str, float]:
     left_over = (1 - facts.degree * facts.fidelity) if facts.restoration else 0.0
     quality = 92 - 62 * facts.artefact**0.8 - 24 * left_over
     alignment = 8 + 84 * facts.degree * facts.fidelity - 5 * facts.artefact
-    preservation = 94 - 72 * facts.collateral**0.8 - 10 * facts.artefact - (14 * facts.degree if facts.fidelity < 1 else 0)
+    preservation = (
+        94 - 72 * facts.collateral**0.8 - 10 * facts.artefact - (14 * facts.degree if facts.fidelity < 1 else 0)
+    )
     return {
         "quality": float(np.clip(quality, 2, 98)),
         "alignment": float(np.clip(alignment, 2, 98)),
@@ -48,7 +50,8 @@ def true_opinions(facts: EditFacts) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Rater:
-    """A simulated subject: offset and gain on the 1-5 scale, noise, how often a finger slips, and strictness of the yes."""
+    """A simulated subject: offset and gain on the 1-5 scale, noise, how often a finger slips, and strictness of the
+    yes."""
 
     name: str
     bias: float

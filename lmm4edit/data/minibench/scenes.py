@@ -27,7 +27,8 @@ TRAIN_PHOTOGRAPHS = (
     "retina.jpg",
     "text.png",
 )
-"""Photographs whose crops may be seen in training. ``motorcycle_right`` is left out: it shows a test photograph's scene."""
+"""Photographs whose crops may be seen in training. ``motorcycle_right`` is left out: it shows a test photograph's
+scene."""
 
 TEST_PHOTOGRAPHS = ("astronaut.png", "camera.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")
 """Photographs that no training ever sees: the split is by photograph, never by crop."""
@@ -82,12 +83,16 @@ def smooth_noise(rng: np.random.Generator, size: int, cells: int, channels: int 
     """Random values on a cells x cells lattice, interpolated to size x size: shape (size, size, channels), 0-1."""
     lattice = (rng.random((cells, cells, channels)) * 255).astype(np.uint8)
     if channels == 1:
-        return np.asarray(Image.fromarray(lattice[..., 0]).resize((size, size), Image.Resampling.BICUBIC))[..., None] / 255.0
+        return (
+            np.asarray(Image.fromarray(lattice[..., 0]).resize((size, size), Image.Resampling.BICUBIC))[..., None]
+            / 255.0
+        )
     return np.asarray(Image.fromarray(lattice).resize((size, size), Image.Resampling.BICUBIC), dtype=np.float32) / 255.0
 
 
 def generate_scene(rng: np.random.Generator, size: int) -> np.ndarray:
-    """A random scene: a graded or cloudy ground, a horizon or stripes, textures at several scales, and a few things on it.
+    """A random scene: a graded or cloudy ground, a horizon or stripes, textures at several scales, and a few things
+    on it.
 
     Varied enough that a model cannot learn the scenes by heart: every number of it is drawn anew.
     """
@@ -123,7 +128,9 @@ def generate_scene(rng: np.random.Generator, size: int) -> np.ndarray:
         elif kind == 2:
             draw.polygon([(x, y + h), (x + w, y + h), (x + w // 2, y)], fill=colour)
         else:
-            draw.line([x, y, x + 2 * w - size // 4, y + h], fill=colour, width=max(1, size // int(rng.integers(16, 56))))
+            draw.line(
+                [x, y, x + 2 * w - size // 4, y + h], fill=colour, width=max(1, size // int(rng.integers(16, 56)))
+            )
     return to_float(canvas)
 
 

@@ -1,6 +1,7 @@
 """The 21 editing tasks of EBench-18K (paper section 3.1) as image operations with a continuous degree of edit.
 
-Each builder takes a base image and gives an :class:`EditCase`: the source image, the instruction, and ``render(degree)``,
+Each builder takes a base image and gives an :class:`EditCase`: the source image, the instruction, and
+``render(degree)``,
 the image after 0-100 % of the edit. Sizes of all effects are fractions of the image's side, so that the same edit looks
 the same at any resolution.
 """
@@ -16,7 +17,6 @@ from PIL import Image, ImageFilter
 from lmm4edit.data.minibench.objects import (
     COLOURS,
     PLACES,
-    Thing,
     face_mask,
     figure_mask,
     pick,
@@ -71,7 +71,9 @@ def _phrase(rng: np.random.Generator, *templates: str) -> str:
 def _add(base: np.ndarray, rng: np.random.Generator) -> EditCase:
     place = pick(rng, tuple(PLACES))
     thing = random_thing(rng, place)
-    other = replace(random_thing(rng, pick(rng, tuple(PLACES), (place,))), colour=pick(rng, tuple(COLOURS), (thing.colour,)))
+    other = replace(
+        random_thing(rng, pick(rng, tuple(PLACES), (place,))), colour=pick(rng, tuple(COLOURS), (thing.colour,))
+    )
     return EditCase(
         "add",
         base,
@@ -206,14 +208,20 @@ def _style(base: np.ndarray, rng: np.random.Generator) -> EditCase:
 def _ink(base: np.ndarray, x: float, y: float) -> np.ndarray:
     """A colour that stands out from the image around a place."""
     size = len(base)
-    around = base[int(size * max(0, y - 0.2)) : int(size * (y + 0.2)), int(size * max(0, x - 0.2)) : int(size * (x + 0.2))]
+    around = base[
+        int(size * max(0, y - 0.2)) : int(size * (y + 0.2)), int(size * max(0, x - 0.2)) : int(size * (x + 0.2))
+    ]
     return np.asarray((0.97, 0.95, 0.9) if around.mean() < 0.5 else (0.04, 0.05, 0.1), np.float32)
 
 
 def _action(base: np.ndarray, rng: np.random.Generator) -> EditCase:
     x, y, height = rng.uniform(0.35, 0.65), rng.uniform(0.42, 0.58), rng.uniform(0.55, 0.75)
     size, ink = len(base), _ink(base, x, y)
-    poses = {"raise both arms": (-1, 0.2, 1, 0.2), "lower both arms": (1, 0.2, -1, 0.2), "spread the legs": (-0.6, 0, -0.6, 1)}
+    poses = {
+        "raise both arms": (-1, 0.2, 1, 0.2),
+        "lower both arms": (1, 0.2, -1, 0.2),
+        "spread the legs": (-0.6, 0, -0.6, 1),
+    }
     action = pick(rng, tuple(poses))
     arms0, legs0, arms1, legs1 = poses[action]
 
@@ -224,7 +232,9 @@ def _action(base: np.ndarray, rng: np.random.Generator) -> EditCase:
     def render(degree: float) -> np.ndarray:
         return pose(arms0 + (arms1 - arms0) * degree, legs0 + (legs1 - legs0) * degree)
 
-    masks = [figure_mask(size, x, y, height, arms0 + (arms1 - arms0) * d, legs0 + (legs1 - legs0) * d) for d in (0, 0.5, 1)]
+    masks = [
+        figure_mask(size, x, y, height, arms0 + (arms1 - arms0) * d, legs0 + (legs1 - legs0) * d) for d in (0, 0.5, 1)
+    ]
     return EditCase(
         "action",
         render(0.0),
@@ -276,7 +286,9 @@ def weather(image: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarra
     if kind == "foggy":
         return haze(image, 0.8)
     if kind == "autumn":
-        return np.clip(image * 0.35 + grey * np.array([1.05, 0.5, 0.1], np.float32) + np.array([0.12, 0.04, 0], np.float32), 0, 1)
+        return np.clip(
+            image * 0.35 + grey * np.array([1.05, 0.5, 0.1], np.float32) + np.array([0.12, 0.04, 0], np.float32), 0, 1
+        )
     if kind == "night":
         return np.clip(grey * 0.25 + image * 0.1 + np.array([0.0, 0.01, 0.13], np.float32), 0, 1)
     return rain(np.clip(image * 0.6 + smooth_noise(rng, size, 4, 1) * 0.1, 0, 1), rng, 0.9)
@@ -291,7 +303,10 @@ def snow(image: np.ndarray, rng: np.random.Generator, strength: float) -> np.nda
     """White flakes, about 3 % of the side wide."""
     cells = 28
     flakes = (rng.random((cells, cells)) < 0.1).astype(np.uint8) * 255
-    big = np.asarray(Image.fromarray(flakes).resize((len(image),) * 2, Image.Resampling.BICUBIC), np.float32)[..., None] / 255
+    big = (
+        np.asarray(Image.fromarray(flakes).resize((len(image),) * 2, Image.Resampling.BICUBIC), np.float32)[..., None]
+        / 255
+    )
     return np.clip(image + np.clip(big * 1.6, 0, 1) * strength * (1 - image), 0, 1)
 
 
@@ -399,9 +414,9 @@ def _position(base: np.ndarray, rng: np.random.Generator) -> EditCase:
         moved(goal),
         np.maximum.reduce(
             [
-                thing.moved(
-                    thing.x + (PLACES[goal][0] - thing.x) * d, thing.y + (PLACES[goal][1] - thing.y) * d
-                ).mask(size)
+                thing.moved(thing.x + (PLACES[goal][0] - thing.x) * d, thing.y + (PLACES[goal][1] - thing.y) * d).mask(
+                    size
+                )
                 for d in (0, 0.33, 0.67, 1)
             ]
         ),
@@ -453,7 +468,12 @@ def _deblur(base, rng):
 
 def _dehaze(base, rng):
     return _restoration(
-        "dehaze", haze(base, rng.uniform(0.6, 0.8)), base, ("Remove the haze", "Clear the haze from the picture"), "haze", rng
+        "dehaze",
+        haze(base, rng.uniform(0.6, 0.8)),
+        base,
+        ("Remove the haze", "Clear the haze from the picture"),
+        "haze",
+        rng,
     )
 
 
@@ -478,11 +498,15 @@ def _denoise(base, rng):
 
 
 def _derain(base, rng):
-    return _restoration("derain", rain(base, rng, 1.0), base, ("Remove the rain", "Take away the rain streaks"), "rain", rng)
+    return _restoration(
+        "derain", rain(base, rng, 1.0), base, ("Remove the rain", "Take away the rain streaks"), "rain", rng
+    )
 
 
 def _desnow(base, rng):
-    return _restoration("desnow", snow(base, rng, 1.0), base, ("Remove the snow", "Take away the snowflakes"), "snow", rng)
+    return _restoration(
+        "desnow", snow(base, rng, 1.0), base, ("Remove the snow", "Take away the snowflakes"), "snow", rng
+    )
 
 
 def _low_light(base, rng):
@@ -564,7 +588,8 @@ def visible_change(case: EditCase) -> float:
 def build_case(
     task: str, draw_base: Callable[[], np.ndarray], rng: np.random.Generator, attempts: int = 10
 ) -> tuple[EditCase, np.ndarray]:
-    """An edit case of a task, drawn again (base image too) until the finished edit can be seen; the most visible otherwise.
+    """An edit case of a task, drawn again (base image too) until the finished edit can be seen; the most visible
+    otherwise.
 
     A restoration of a picture without detail, or a white cross on snow, would teach nothing.
 
