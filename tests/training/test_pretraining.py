@@ -66,15 +66,18 @@ def test_another_recipe_on_the_same_folder_is_refused(parts, tmp_path: Path) -> 
     )
 
 
-def test_only_answers_in_words_carry_text_loss_and_the_dimensions_none(parts) -> None:
+@pytest.mark.parametrize("score_words", [True, False])
+def test_text_loss_lies_on_answers_alone_and_on_scores_only_if_wanted(parts, score_words: bool) -> None:
     prompts, processor = parts
+    recipe = replace(RECIPE, score_words=score_words)
     lessons = generate_lessons(np.random.default_rng(1), 56, 56, 4)
-    batch = pack_lessons([next(lessons) for _ in range(3)], RECIPE, processor, prompts, np.random.default_rng(0))
+    batch = pack_lessons([next(lessons) for _ in range(3)], recipe, processor, prompts, np.random.default_rng(0))
     packed = batch.packed
     assert packed.suffix_keys[:4] == ["quality", "alignment", "preservation", "answer"]
     spoken = packed.labels != -100
     dimensions = (packed.segment_ids >= 1) & (packed.segment_ids <= 3)
-    assert spoken.any() and not (spoken & dimensions).any()
+    assert (spoken & ~dimensions).any() and bool((spoken & dimensions).any()) == score_words
+    assert not (spoken & (packed.segment_ids <= 0)).any()  # neither the prefix nor padding
     assert batch.opinions.shape == (3, 3) and batch.cells.shape == (3, 16, 3)
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from lmm4edit.data.minibench.effects import gaussian_blur, grain
 from lmm4edit.data.minibench.objects import random_thing
 from lmm4edit.data.minibench.scenes import generate_scene, to_float, to_image
-from lmm4edit.data.minibench.tasks import gaussian_blur, grain
 
 ARTEFACTS = ("noise", "blur", "blocks", "ringing", "ghosting")
 COLLATERALS = ("patch", "object", "tone", "backdrop")

@@ -12,8 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from PIL import Image, ImageFilter
+from PIL import Image
 
+from lmm4edit.data.minibench.effects import (
+    STYLES,
+    WEATHERS,
+    gaussian_blur,
+    grain,
+    haze,
+    pattern,
+    rain,
+    snow,
+    stylise,
+    weather,
+)
 from lmm4edit.data.minibench.objects import (
     COLOURS,
     PLACES,
@@ -22,7 +34,7 @@ from lmm4edit.data.minibench.objects import (
     pick,
     random_thing,
 )
-from lmm4edit.data.minibench.scenes import brightness, smooth_noise, to_float, to_image
+from lmm4edit.data.minibench.scenes import brightness, to_float, to_image
 
 Render = Callable[[float], np.ndarray]
 
@@ -57,11 +69,6 @@ def _blend(source: np.ndarray, target: np.ndarray) -> Render:
 
 def _everywhere(image: np.ndarray) -> np.ndarray:
     return np.ones(image.shape[:2], np.float32)
-
-
-def gaussian_blur(image: np.ndarray, radius: float) -> np.ndarray:
-    """Blur with a standard deviation of ``radius`` (fraction of the side)."""
-    return to_float(to_image(image).filter(ImageFilter.GaussianBlur(radius * len(image))))
 
 
 def _phrase(rng: np.random.Generator, *templates: str) -> str:
@@ -140,19 +147,6 @@ def _color(base: np.ndarray, rng: np.random.Generator) -> EditCase:
     )
 
 
-def _pattern(kind: str, size: int, colour: str) -> np.ndarray:
-    yy, xx = (np.mgrid[0:size, 0:size].astype(np.float32) + 0.5) / size
-    if kind == "striped":
-        on = np.sin(2 * np.pi * 9 * (xx + yy)) > 0
-    elif kind == "checkered":
-        on = (np.floor(xx * 10) + np.floor(yy * 10)) % 2 > 0
-    else:
-        on = np.hypot((xx * 9) % 1 - 0.5, (yy * 9) % 1 - 0.5) < 0.3
-    ink = np.asarray(COLOURS[colour], np.float32)
-    contrast = np.float32(0.98) if ink.mean() < 0.6 else np.float32(0.05)
-    return np.where(on[..., None], contrast, ink).astype(np.float32)
-
-
 def _texture(base: np.ndarray, rng: np.random.Generator) -> EditCase:
     thing = random_thing(rng, radius=(0.22, 0.3))
     kinds = ("striped", "checkered", "dotted")
@@ -166,28 +160,10 @@ def _texture(base: np.ndarray, rng: np.random.Generator) -> EditCase:
         f"A picture with a plain {thing.name}",
         f"A picture with a {kind} {thing.name}",
         f"Does the {thing.shape} have a {kind} texture?",
-        _blend(source, thing.paint(base, texture=_pattern(kind, size, thing.colour))),
+        _blend(source, thing.paint(base, texture=pattern(kind, size, thing.colour))),
         thing.mask(size),
-        _blend(source, thing.paint(base, texture=_pattern(wrong, size, thing.colour))),
+        _blend(source, thing.paint(base, texture=pattern(wrong, size, thing.colour))),
     )
-
-
-def stylise(image: np.ndarray, style: str) -> np.ndarray:
-    """The image in a named style: sepia, a pencil sketch, black and white, a poster, a negative."""
-    grey = brightness(image)[..., None]
-    if style == "sepia photo":
-        return np.clip(grey * np.array([1.1, 0.86, 0.58], np.float32) + np.array([0.08, 0.03, 0.0], np.float32), 0, 1)
-    if style == "pencil sketch":
-        edges = np.abs(grey - gaussian_blur(np.repeat(grey, 3, -1), 0.02)[..., :1])
-        return np.repeat(np.clip(0.97 - 6 * edges, 0, 1), 3, -1)
-    if style == "black and white film":
-        return np.repeat(np.clip((grey - 0.5) * 1.3 + 0.5, 0, 1), 3, -1)
-    if style == "pop art poster":
-        return np.clip(np.round((image - 0.5) * 2.2 + 1) / 2, 0, 1).astype(np.float32)
-    return 1 - image
-
-
-STYLES = ("sepia photo", "pencil sketch", "black and white film", "pop art poster", "photo negative")
 
 
 def _style(base: np.ndarray, rng: np.random.Generator) -> EditCase:
@@ -275,52 +251,6 @@ def _expression(base: np.ndarray, rng: np.random.Generator) -> EditCase:
         face_mask(size, x, y, radius, 0, 0)[0],
         _blend(source, face(c2, o2)),
     )
-
-
-def weather(image: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
-    """The image in other weather, season or hour: snowy, foggy, autumn, night, rainy."""
-    size = len(image)
-    grey = brightness(image)[..., None]
-    if kind == "snowy":
-        return snow(np.clip(image * 0.5 + 0.45, 0, 1), rng, 0.9)
-    if kind == "foggy":
-        return haze(image, 0.8)
-    if kind == "autumn":
-        return np.clip(
-            image * 0.35 + grey * np.array([1.05, 0.5, 0.1], np.float32) + np.array([0.12, 0.04, 0], np.float32), 0, 1
-        )
-    if kind == "night":
-        return np.clip(grey * 0.25 + image * 0.1 + np.array([0.0, 0.01, 0.13], np.float32), 0, 1)
-    return rain(np.clip(image * 0.6 + smooth_noise(rng, size, 4, 1) * 0.1, 0, 1), rng, 0.9)
-
-
-def haze(image: np.ndarray, strength: float) -> np.ndarray:
-    """Blend towards airlight."""
-    return (image * (1 - strength) + np.float32(0.83) * strength).astype(np.float32)
-
-
-def snow(image: np.ndarray, rng: np.random.Generator, strength: float) -> np.ndarray:
-    """White flakes, about 3 % of the side wide."""
-    cells = 28
-    flakes = (rng.random((cells, cells)) < 0.1).astype(np.uint8) * 255
-    big = (
-        np.asarray(Image.fromarray(flakes).resize((len(image),) * 2, Image.Resampling.BICUBIC), np.float32)[..., None]
-        / 255
-    )
-    return np.clip(image + np.clip(big * 1.6, 0, 1) * strength * (1 - image), 0, 1)
-
-
-def rain(image: np.ndarray, rng: np.random.Generator, strength: float) -> np.ndarray:
-    """Slanted bright streaks."""
-    size = len(image)
-    drops = (rng.random((12, 40)) < 0.22).astype(np.uint8) * 255
-    streaks = np.asarray(Image.fromarray(drops).resize((size, size), Image.Resampling.BILINEAR), np.float32) / 255
-    shift = np.arange(size) // 4
-    streaks = streaks[np.arange(size)[:, None], (np.arange(size)[None, :] + shift[:, None]) % size][..., None]
-    return np.clip(image * (1 - 0.12 * strength) + streaks * 0.75 * strength * (1 - image * 0.6), 0, 1)
-
-
-WEATHERS = ("snowy", "foggy", "autumn", "night", "rainy")
 
 
 def _weather(base: np.ndarray, rng: np.random.Generator) -> EditCase:
@@ -475,17 +405,6 @@ def _dehaze(base, rng):
         "haze",
         rng,
     )
-
-
-def grain(image: np.ndarray, rng: np.random.Generator, sigma: float) -> np.ndarray:
-    """Noise with grains 1/56 of the side wide, so that it survives a change of resolution."""
-    noise = rng.normal(0, sigma, (56, 56, 3)).astype(np.float32)
-    fine = max(1, round(len(image) / 56))
-    full = noise.repeat(fine, 0).repeat(fine, 1)
-    if len(full) != len(image):
-        index = np.minimum((np.arange(len(image)) * len(full)) // len(image), len(full) - 1)
-        full = full[index][:, index]
-    return full
 
 
 def _denoise(base, rng):
