@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import typer
 
@@ -51,6 +52,8 @@ def root(
 
 def main() -> None:
     """Run the command line; known errors end with one clear message and exit status 2."""
+    # Of libraries to each other; nothing a user could do about it.
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
     try:
         app(prog_name="lmm4edit")
     except LMM4EditError as error:

@@ -36,7 +36,9 @@ def demo(
         lmm4edit demo --out runs/demo
     """
     from rich.console import Console
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # of loading weights, between our own
     console = Console()
     started = time.monotonic()
     bench = out / "minibench"

@@ -100,14 +100,10 @@ def _read_out(name: str) -> ReadOut:
 
 
 def _load(folder: Path, device: str | None, dtype: str, backbone: str | None) -> Judge:
-    import warnings
-
     from transformers.utils import logging
 
     from lmm4edit.inference.judge import load_judge
 
-    # Said by PEFT's use of transformers: nothing that the reader of a score can do about.
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # of loading weights, in somebody's log
     return load_judge(folder, device=device, dtype=dtype, backbone=backbone)
