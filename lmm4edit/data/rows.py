@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,18 +81,21 @@ def write_rows(
     if suffix not in WRITABLE:
         raise _unreadable(path, f"one of {', '.join(WRITABLE)} to write", f"the suffix {suffix!r}", "Rename it.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    json_lines = _write_json_lines_with_nulls if nulls else _write_json_lines
-    write = {".jsonl": json_lines, ".csv": _write_csv, ".parquet": _write_parquet}[suffix]
-    partial = path.with_name(f"{path.name}.partial")
+    writers: dict[str, Callable[..., None]] = {
+        ".jsonl": partial(_write_json_lines, nulls=nulls),
+        ".csv": _write_csv,
+        ".parquet": _write_parquet,
+    }
+    unfinished = path.with_name(f"{path.name}.partial")
     try:
         # What stands under the name already stays whole until its successor is, and may be where the rows come from.
-        write(partial, rows, columns)
-        partial.replace(path)
+        writers[suffix](unfinished, rows, columns)
+        unfinished.replace(path)
     except UnicodeEncodeError as error:
         got = f"the character {error.object[error.start]!r}"
         raise _unreadable(path, "text that UTF-8 can hold", got, "Write .jsonl instead, which escapes it.") from None
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def find_byte_order_marks(path: str | Path) -> list[int]:
@@ -259,16 +263,10 @@ def _rows_of_dataset(path: Path) -> Iterator[Row]:
         yield Row(number, values)
 
 
-def _write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+def _write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, nulls: bool) -> None:
     with path.open("wb") as file:
         for row in rows:
-            file.write(encode_line({name: row[name] for name in columns if row.get(name) is not None}))
-
-
-def _write_json_lines_with_nulls(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    with path.open("wb") as file:
-        for row in rows:
-            file.write(encode_line({name: row.get(name) for name in columns}))
+            file.write(encode_line({name: row.get(name) for name in columns if nulls or row.get(name) is not None}))
 
 
 def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -28,12 +28,13 @@ from torch import nn
 
 from lmm4edit.data.minibench.lessons import Lesson, generate_lessons
 from lmm4edit.errors import ConfigError
+from lmm4edit.judge.backbones import last_hidden_states, token_logits
 from lmm4edit.judge.packing import (
+    IGNORE,
     PackedBatch,
     collate,
     encode_example,
     encode_suffix,
-    position_ids,
     process_images,
 )
 from lmm4edit.judge.prompts import PromptSet
@@ -179,15 +180,7 @@ def lesson_losses(
 ) -> dict[str, torch.Tensor]:
     """The three losses of one batch, and the predicted opinions (batch, 3) on the 0-100 scale."""
     packed = batch.packed
-    output = backbone.model(  # type: ignore[union-attr,operator]
-        input_ids=packed.input_ids,
-        attention_mask={"full_attention": packed.attention_mask},
-        position_ids=position_ids(backbone, packed),
-        pixel_values=packed.pixel_values,
-        image_grid_thw=packed.image_grid_thw,
-        mm_token_type_ids=packed.mm_token_type_ids,
-    )
-    hidden = output.last_hidden_state
+    hidden = last_hidden_states(backbone, packed)
     rows = torch.arange(len(hidden))[:, None]
     standardized = heads.opinions(hidden[rows, packed.readout_index[:, :3]])[..., 0]
     centre, spread = LEVEL_SCALE
@@ -195,21 +188,20 @@ def lesson_losses(
     count = batch.cells.shape[1]
     image_positions = (packed.input_ids == image_token_id).nonzero()[:, 1].view(len(hidden), -1)[:, -count:]
     cell_loss = nn.functional.mse_loss(heads.cells(hidden[rows, image_positions]), batch.cells / CELL_SCALE)
-    spoken = packed.labels != -100
-    logits = backbone.lm_head(hidden[spoken])  # type: ignore[union-attr,operator]
-    text_loss = nn.functional.cross_entropy(logits, packed.labels[spoken])
-    right = (logits.argmax(-1) == packed.labels[spoken]).float().mean()
+    spoken = packed.labels != IGNORE
+    logits, labels = token_logits(backbone, hidden[spoken]), packed.labels[spoken]
+    text_loss = nn.functional.cross_entropy(logits, labels)
+    right = (logits.argmax(-1) == labels).float()
     answers = torch.zeros_like(spoken)
     answers[rows[:, 0], packed.readout_index[:, 3]] = True
-    answered = (logits.argmax(-1) == packed.labels[spoken])[answers[spoken]].float().mean()
     loss = recipe.opinion_weight * opinion_loss + recipe.cell_weight * cell_loss + recipe.text_weight * text_loss
     return {
         "loss": loss,
         "opinion_loss": opinion_loss,
         "cell_loss": cell_loss,
         "text_loss": text_loss,
-        "token_accuracy": right,
-        "answer_accuracy": answered,
+        "token_accuracy": right.mean(),
+        "answer_accuracy": right[answers[spoken]].mean(),
         "opinions": standardized * spread + centre,
     }
 
