@@ -8,8 +8,11 @@ import warnings
 import typer
 
 from lmm4edit.commands import data as data_commands
+from lmm4edit.commands import judge as judge_commands
+from lmm4edit.commands.ablate import ablate
 from lmm4edit.commands.demo import demo
 from lmm4edit.commands.evaluate import evaluate
+from lmm4edit.commands.ranks import ranks
 from lmm4edit.commands.report import report
 from lmm4edit.commands.score import score
 from lmm4edit.errors import LMM4EditError
@@ -25,7 +28,10 @@ app.command()(demo)
 app.command()(score)
 app.command()(evaluate)
 app.command()(report)
+app.command()(ranks)
+app.command()(ablate)
 app.add_typer(data_commands.app, name="data")
+app.add_typer(judge_commands.app, name="judge")
 
 
 def _version(show: bool) -> None:

@@ -50,6 +50,8 @@ class BackboneSection(Section):
         trust_remote_code: run code that comes with the weights. Only for sources you trust.
         min_pixels, max_pixels: bounds of an image's size after resizing, in pixels; ``None`` keeps the processor's.
         gradient_checkpointing: recompute activations in the backward pass (non-reentrant): less memory, more time.
+        liger: Liger's fused kernels for norms, rotary positions and the MLPs. Needs ``liger-kernel`` and a GPU.
+        quantization: ``4bit`` keeps the frozen layers in 4 bits (QLoRA). Needs ``bitsandbytes`` and a GPU.
     """
 
     name_or_path: str
@@ -59,6 +61,8 @@ class BackboneSection(Section):
     min_pixels: Annotated[Whole, Field(gt=0)] | None = None
     max_pixels: Annotated[Whole, Field(gt=0)] | None = None
     gradient_checkpointing: bool = False
+    liger: bool = False
+    quantization: Literal["4bit"] | None = None
 
 
 def _built_in_by_name(value: Any) -> Any:
@@ -95,6 +99,7 @@ class DataSection(Section):
 
     Attributes:
         train, validation: manifests; without ``validation`` no statistics are taken while training.
+        retention: manifest of what a fine-tuned judge could do before: judged before and after training, never learnt.
         image_root: what relative image paths are relative to; ``None`` means the manifest's folder.
         num_workers: processes that decode images beside the training process (0: none).
         max_samples: use only the first so many usable samples of the training manifest.
@@ -104,6 +109,7 @@ class DataSection(Section):
 
     train: str
     validation: str | None = None
+    retention: str | None = None
     image_root: str | None = None
     num_workers: Annotated[Whole, Field(ge=0)] = 0
     max_samples: Annotated[Whole, Field(gt=0)] | None = None
@@ -124,6 +130,8 @@ class AdapterSection(Section):
         tfinal: optimizer steps after the last pruning; ``None``: three tenths of the run.
         delta_t: optimizer steps between two prunings; ``None``: about 50 prunings in the run.
         beta1, beta2: smoothing of the importance and of its uncertainty.
+        ranks: of a run that starts from a judge with AdaLoRA (stage 2): ``continue`` with the ranks it has, pruned ones
+            stay pruned; or ``reallocate``: grow every matrix to ``init_r`` again and prune anew. See docs/adalora.md.
     """
 
     kind: Literal["adalora", "lora", "full", "none"] = "adalora"
@@ -139,6 +147,7 @@ class AdapterSection(Section):
     delta_t: Annotated[Whole, Field(gt=0)] | None = None
     beta1: Annotated[Number, Field(gt=0, lt=1)] = 0.85
     beta2: Annotated[Number, Field(gt=0, lt=1)] = 0.85
+    ranks: Literal["continue", "reallocate"] = "continue"
 
 
 class ScoreHeadSection(Section):
@@ -230,6 +239,20 @@ class CheckpointSection(Section):
     keep_best: bool = False
 
 
+class DistributedSection(Section):
+    """How several processes divide the work; see ``docs/distributed.md``.
+
+    Attributes:
+        strategy: ``launcher``: what ``accelerate launch`` was configured for, else DDP. ``ddp``, ``fsdp2``, ``zero2``
+            and ``zero3`` say it here instead, for launches by torchrun or Slurm.
+        reshard_after_forward: with FSDP2, free a layer's weights after its forward pass and gather them again for the
+            backward pass: less memory, more traffic.
+    """
+
+    strategy: Literal["launcher", "ddp", "fsdp2", "zero2", "zero3"] = "launcher"
+    reshard_after_forward: bool = True
+
+
 class WandbSection(Section):
     """Weights & Biases, off unless ``enabled``; ``metrics.jsonl`` is written in either case."""
 
@@ -277,6 +300,7 @@ class TrainConfig(Section):
     batch: BatchSection
     validation: ValidationSection = ValidationSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    distributed: DistributedSection = DistributedSection()
     wandb: WandbSection = WandbSection()
 
     def build_dimensions(self) -> tuple[Dimension, ...] | None:
@@ -375,9 +399,21 @@ def _check_model(config: TrainConfig) -> list[str]:
         )
     if adapter.kind in ("adalora", "lora") and not (adapter.vision or adapter.llm):
         found.append(f"adapter: kind {adapter.kind} with vision and llm both false adapts nothing. Set kind: none.")
+    if adapter.ranks == "reallocate" and adapter.kind != "adalora":
+        found.append(f"adapter.ranks: reallocate is for AdaLoRA, got kind {adapter.kind}. Set ranks: continue.")
+    elif adapter.ranks == "reallocate" and config.starting_checkpoint() is None:
+        found.append(
+            "adapter.ranks: reallocate grows the ranks of a starting judge, and this run starts from the backbone, "
+            "whose fresh adapters are pruned anyway. Set ranks: continue, or name a judge (init_from)."
+        )
     towers = adapter.kind == "full" and (adapter.vision or adapter.llm)
     if adapter.kind in ("full", "none") and config.stage == 1 and not (adapter.projector or towers):
         found.append(f"adapter: kind {adapter.kind} as configured leaves nothing to train in stage 1.")
+    if backbone.quantization and adapter.kind == "full":
+        found.append(
+            f"backbone.quantization: {backbone.quantization} weights cannot be trained, and adapter.kind is full. Set "
+            "kind: adalora or lora, or quantization: null."
+        )
     low, high = backbone.min_pixels, backbone.max_pixels
     if low and high and low > high:
         found.append(f"backbone.min_pixels: expected at most max_pixels={high}, got {low}.")

@@ -10,7 +10,7 @@
     └── StoreError         a predictions file
 
 Each message says what was expected, what came, where it stands, and what to do. The command line prints it alone and
-exits with status 1; anything else that escapes is a bug and keeps its traceback.
+exits with status 2 (1 is for data with problems); anything else that escapes is a bug and keeps its traceback.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -70,7 +71,7 @@ def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]
     lines = []
     for item in error.errors():
         path = ".".join(str(part) for part in item["loc"]) or "(whole file)"
-        got = "" if isinstance(item["input"], dict) else f", got {item['input']!r}"
+        got = "" if isinstance(item["input"], dict) else f", got {_shown(item['input'])}"
         if item["type"] == "extra_forbidden":
             known = _keys_at(model, item["loc"][:-1])
             lines.append(f"{path}: unknown key.{near_name(str(item['loc'][-1]), known)}")
@@ -81,7 +82,7 @@ def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]
             near = near_name(str(item["input"]), expected, or_all=False)
             lines.append(f"{path}: expected one of {', '.join(expected)}{got}.{near}")
         elif item["type"] in ("model_type", "dict_type"):
-            lines.append(f"{path}: expected keys and values, got {item['input']!r}.")
+            lines.append(f"{path}: expected keys and values, got {_shown(item['input'])}.")
         elif item["type"] == "value_error":
             lines.append(f"{path}: {item['ctx']['error']}")
         else:
@@ -137,12 +138,22 @@ class _StrictLoader(yaml.SafeLoader):
 def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     """Names of the keys that may stand at a path of nested models."""
     current: type[BaseModel] | None = model
+    users_own = False  # the next part is a key of a dictionary
     for part in path:
-        if isinstance(part, int):
+        if isinstance(part, int) or users_own:
+            users_own = False
             continue
         field = current.model_fields.get(part) if current else None
+        users_own = field is not None and typing.get_origin(field.annotation) is dict
         current = _model_in(field.annotation) if field else None
     return list(current.model_fields) if current else []
+
+
+def _shown(value: Any) -> str:
+    """A value on one line, cut: aliases of YAML can make one that would not fit in memory."""
+    cut = reprlib.Repr()
+    cut.maxlevel, cut.maxstring, cut.maxother = 3, 200, 200
+    return cut.repr(value)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

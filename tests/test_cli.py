@@ -17,8 +17,14 @@ COMMANDS = [
     ["score"],
     ["evaluate"],
     ["report"],
+    ["ranks"],
+    ["ablate"],
     ["data", "check"],
+    ["data", "import"],
     ["data", "minibench"],
+    ["data", "mos"],
+    ["data", "split"],
+    ["judge", "import"],
 ]
 
 

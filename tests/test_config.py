@@ -171,6 +171,15 @@ def test_an_unknown_key_with_no_near_name_lists_the_known_ones() -> None:
             "adapter: kind adalora with vision and llm both false adapts nothing. Set kind: none.",
         ),
         (
+            {"adapter": {"kind": "lora", "ranks": "reallocate"}, "init_from": "runs/a"},
+            "adapter.ranks: reallocate is for AdaLoRA, got kind lora. Set ranks: continue.",
+        ),
+        (
+            {"adapter": {"ranks": "reallocate"}},
+            "adapter.ranks: reallocate grows the ranks of a starting judge, and this run starts from the backbone, "
+            "whose fresh adapters are pruned anyway. Set ranks: continue, or name a judge (init_from).",
+        ),
+        (
             {"adapter": {"kind": "none", "projector": False}},
             "adapter: kind none as configured leaves nothing to train in stage 1.",
         ),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmm4edit.config import load_config
+from lmm4edit.training.ablation.grid import load_grid
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -42,11 +43,22 @@ def test_the_readmes_tree_is_on_disk() -> None:
 
 
 def test_every_training_configuration_loads() -> None:
-    found = sorted((ROOT / "configs").rglob("*.yaml"))
+    others = ("accelerate", "ablations")
+    found = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name not in others)
     assert len(found) == 4
     for path in found:
         config = load_config(path)
         assert config.stage == int(path.stem.removeprefix("stage"))
+
+
+def test_every_ablation_loads() -> None:
+    found = sorted((ROOT / "configs" / "ablations").rglob("*.yaml"))
+    assert [path.stem for path in found] == ["ebench18k", "tiny"]
+    for path in found:
+        grid = load_grid(path)
+        # The paper's Table 6, rows 1 to 5, wherever the grid runs; rows 6 to 8 are other backbones.
+        assert {1, 2, 3, 4, 5} <= {row.paper_row for row in grid.rows}
+        assert len(grid.runs()) == len(grid.rows) * len(grid.seeds)
 
 
 def test_no_file_names_this_machine() -> None:

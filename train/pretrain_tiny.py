@@ -2,7 +2,12 @@
 
     torchrun --nproc-per-node 2 train/pretrain_tiny.py --run-dir runs/pretrain_tiny --out checkpoints/tiny/backbone
 
-Interrupt it and run the same command again: it continues, optimizer included. See lmm4edit/training/pretraining.py.
+Interrupt it and run the same command again: it continues, optimizer included. A finished backbone is taught further,
+on new lessons and with a new optimizer, by naming it and another seed:
+
+    torchrun --nproc-per-node 2 train/pretrain_tiny.py --init-from checkpoints/tiny/backbone --seed 1 --run-dir runs/more
+
+See lmm4edit/training/pretraining.py.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from lmm4edit.data.minibench.lessons import corpus
+from lmm4edit.judge.backbones import load_backbone
 from lmm4edit.judge.prompts import load_prompts
 from lmm4edit.judge.tiny import build_tiny_backbone, build_tiny_processor, build_tiny_tokenizer, save_tiny
 from lmm4edit.provenance import collect_provenance
@@ -29,6 +35,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run-dir", type=Path, default=Path("runs/pretrain_tiny"))
     parser.add_argument("--out", type=Path, help="where to save the backbone when done (default: do not save)")
+    parser.add_argument(
+        "--init-from", type=Path, help="a saved tiny backbone to teach further (default: begin with random weights)"
+    )
     parser.add_argument("--steps", type=int, default=defaults.steps)
     parser.add_argument("--batch-size", type=int, default=defaults.batch_size)
     parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
@@ -55,28 +64,36 @@ def main() -> None:
         decay_fraction=arguments.decay_fraction,
     )
     prompts = load_prompts(arguments.prompts)
-    texts = [*corpus(np.random.default_rng([recipe.seed, 5]), 3000), *prompt_corpus(prompts)]
-    tokenizer = build_tiny_tokenizer(texts, vocab_size=1024)
-    pixels = recipe.image_side**2
-    processor = build_tiny_processor(tokenizer, patch_size=7, min_pixels=pixels, max_pixels=pixels)
-    backbone = build_tiny_backbone(
-        tokenizer,
-        hidden=arguments.hidden,
-        layers=arguments.layers,
-        vision_hidden=arguments.vision_hidden,
-        vision_layers=arguments.vision_layers,
-        patch_size=7,
-        image_size=recipe.image_side,
-        initializer_range=0.08,
-        seed=recipe.seed,
-    )
+    if arguments.init_from:
+        backbone, processor = load_backbone(arguments.init_from)
+    else:
+        texts = [*corpus(np.random.default_rng([recipe.seed, 5]), 3000), *prompt_corpus(prompts)]
+        tokenizer = build_tiny_tokenizer(texts, vocab_size=1024)
+        pixels = recipe.image_side**2
+        processor = build_tiny_processor(tokenizer, patch_size=7, min_pixels=pixels, max_pixels=pixels)
+        backbone = build_tiny_backbone(
+            tokenizer,
+            hidden=arguments.hidden,
+            layers=arguments.layers,
+            vision_hidden=arguments.vision_hidden,
+            vision_layers=arguments.vision_layers,
+            patch_size=7,
+            image_size=recipe.image_side,
+            initializer_range=0.08,
+            seed=recipe.seed,
+        )
     print(f"pretraining {sum(p.numel() for p in backbone.parameters()) / 1e6:.2f} M parameters")
     result = pretrain(backbone, processor, prompts, recipe, arguments.run_dir)
     if arguments.out and not (processes > 1 and dist.get_rank()):
         save_tiny(arguments.out, backbone, processor)
         metrics = (arguments.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
         (arguments.out / "pretraining_log.jsonl").write_text(metrics, encoding="utf-8")
-        recipe_text = {"recipe": asdict(recipe), "held_out": result, "provenance": collect_provenance()}
+        recipe_text = {
+            "recipe": asdict(recipe),
+            "init_from": str(arguments.init_from) if arguments.init_from else None,
+            "held_out": result,
+            "provenance": collect_provenance(),
+        }
         (arguments.out / "recipe.json").write_text(json.dumps(recipe_text, indent=2) + "\n", encoding="utf-8")
         print(f"saved {arguments.out}")
     if processes > 1:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from lmm4edit.commands.data_import import app as import_app
+from lmm4edit.commands.data_import import counted
+from lmm4edit.commands.data_mos import mos
+from lmm4edit.commands.data_split import split
+from lmm4edit.commands.progress import progress_bar
 
 if TYPE_CHECKING:
     from lmm4edit.data.check import ManifestReport
@@ -17,6 +22,9 @@ if TYPE_CHECKING:
     from lmm4edit.records import Dimension
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(import_app, name="import")
+app.command()(split)
+app.command()(mos)
 
 
 @app.callback()
@@ -33,6 +41,11 @@ def check(
     decode: Annotated[
         bool, typer.Option(help="Decode every image, or (--no-decode) only look whether it is there.")
     ] = True,
+    images: Annotated[bool, typer.Option(help="Look at images, or (--no-images) check everything else.")] = True,
+    dimensions_file: Annotated[
+        Path | None,
+        typer.Option("--dimensions", help="File of your own dimensions; default: dimensions.yaml beside the manifest."),
+    ] = None,
     dimension: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME[:LOW:HIGH]", help="Also expect scores of your own dimension (repeatable)."),
@@ -49,15 +62,17 @@ def check(
     """
     from lmm4edit.data.check import inspect_manifest
 
-    dimensions = _dimensions(dimension or [])
-    with _progress(quiet=as_json) as progress:
-        report = inspect_manifest(file, image_root, decode, dimensions, progress)
+    dimensions = _dimensions(file, dimensions_file, dimension or [])
+    with progress_bar(quiet=as_json) as progress:
+        report = inspect_manifest(file, image_root, decode, dimensions, progress, look_at_images=images)
     if as_json:
         typer.echo(json.dumps({"file": str(file), **asdict(report)}, indent=2))
     elif report.problems:
         _print_problems(file, report.problems, report.n_rows)
     else:
-        typer.echo(_summary(file, report, decode))
+        typer.echo(
+            _summary(file, report, "not looked at" if not images else "decoded" if decode else "found, not decoded")
+        )
     if report.problems:
         raise typer.Exit(1)
 
@@ -82,7 +97,7 @@ def minibench(
     """
     from lmm4edit.data.minibench.build import build_minibench
 
-    with _progress(quiet=False, what="sources") as progress:
+    with progress_bar(what="sources") as progress:
         summary = build_minibench(out, seed, size, sources_per_task, progress=progress)
     edits = ", ".join(f"{split} {count}" for split, count in summary.counts.items())
     typer.echo(
@@ -93,37 +108,25 @@ def minibench(
         typer.echo(f"warning: {warning}", err=True)
 
 
-def _dimensions(texts: Sequence[str]) -> list[Dimension]:
-    """The built-in dimensions and those of ``--dimension``; one of the same name takes the place of a built-in one."""
+def _dimensions(manifest: Path, file: Path | None, texts: Sequence[str]) -> tuple[Dimension, ...]:
+    """The manifest's dimensions and those of ``--dimension``; one of the same name takes the place of another."""
+    from lmm4edit.data.dimensions import dimensions_of_manifest, load_dimensions, merge_dimensions
     from lmm4edit.records import BUILT_IN_DIMENSIONS, Dimension
 
-    found = {dimension.name: dimension for dimension in BUILT_IN_DIMENSIONS}
+    known = dimensions_of_manifest(manifest)
+    if file is not None:
+        known = merge_dimensions(BUILT_IN_DIMENSIONS, load_dimensions(file))
+    found = []
     for text in texts:
         name, *bounds = text.split(":")
         try:
             if len(bounds) not in (0, 2):
                 raise ValueError("expected NAME or NAME:LOW:HIGH")
             low, high = (float(bound) for bound in bounds) if bounds else (0.0, 100.0)
-            found[name] = Dimension(name, f"Rate the {name}.", low, high)
+            found.append(Dimension(name, f"Rate the {name}.", low, high))
         except ValueError as error:
             raise typer.BadParameter(f"{text!r}: {error}", param_hint="--dimension") from None
-    return list(found.values())
-
-
-@contextmanager
-def _progress(quiet: bool, what: str = "images") -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on standard error where a person looks at it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    return merge_dimensions(known, found)
 
 
 def _print_problems(file: Path, problems: Sequence[Problem], n_rows: int) -> None:
@@ -144,18 +147,13 @@ def _print_problems(file: Path, problems: Sequence[Problem], n_rows: int) -> Non
         )
         table.add_row(str(problem.line or "all"), Text(problem.field or "(all)"), told)
     console.print(table)
-    count = _count(len(problems), "problem")
-    console.print(Text(f"{count} in {_count(n_rows, 'row')} of {file}"), soft_wrap=True)
+    count = counted(len(problems), "problem")
+    console.print(Text(f"{count} in {counted(n_rows, 'row')} of {file}"), soft_wrap=True)
 
 
-def _summary(file: Path, report: ManifestReport, decode: bool) -> str:
+def _summary(file: Path, report: ManifestReport, looked: str) -> str:
     scores = ", ".join(f"{name} {count}" for name, count in report.n_mos.items())
-    looked = "decoded" if decode else "found, not decoded"
     return (
-        f"{file}: no problems. {_count(report.n_samples, 'edit')} of {_count(report.n_sources, 'source')}; "
-        f"{_count(report.n_images, 'image')} {looked}; scores: {scores}; {_count(report.n_answers, 'answer')}."
+        f"{file}: no problems. {counted(report.n_samples, 'edit')} of {counted(report.n_sources, 'source')}; "
+        f"{counted(report.n_images, 'image')} {looked}; scores: {scores}; {counted(report.n_answers, 'answer')}."
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"

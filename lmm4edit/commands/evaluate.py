@@ -38,7 +38,9 @@ def evaluate(
     """Score edits with any scorers and compare with the ratings: SRCC, KRCC, PLCC, RMSE, accuracy, with intervals.
 
     Every value goes to OUT/predictions.jsonl first, so an interrupted run continues; statistics are computed from that
-    file into OUT/metrics.json. `lmm4edit report OUT` makes the report.
+    file into OUT/metrics.json. `lmm4edit report OUT` makes the report. What has no value is said at the end.
+
+    Exit status 0: done. 3: done, but a scorer has no value for any edit.
 
     Example:
 
@@ -84,6 +86,30 @@ def evaluate(
     console.print(
         f"Statistics: {out / 'metrics.json'}   Report: lmm4edit report {out}", highlight=False, soft_wrap=True
     )
+    if _print_failures(console, out):
+        raise typer.Exit(3)
+
+
+def _print_failures(console: Console, out: Path) -> bool:
+    """Say what has no value and why; gives whether a scorer has no value at all."""
+    from lmm4edit.predictions.store import read_predictions
+
+    by_predictor: dict[str, list[bool]] = {}
+    reasons: dict[str, str] = {}
+    for prediction in read_predictions(out / "predictions.jsonl").predictions:
+        by_predictor.setdefault(prediction.predictor, []).append(prediction.failure is not None)
+        if prediction.failure is not None:
+            reasons.setdefault(prediction.predictor, f"{prediction.item_id}: {prediction.failure}")
+    for predictor, reason in reasons.items():
+        failed = by_predictor[predictor]
+        console.print(
+            f"{predictor}: {sum(failed)} of {len(failed)} values are missing, the first because of {reason}",
+            style="yellow",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+    return any(all(failed) for failed in by_predictor.values())
 
 
 def print_metrics(console: Console, metrics: Metrics, simulated: bool) -> None:

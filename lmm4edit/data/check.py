@@ -20,6 +20,9 @@ from lmm4edit.records import BUILT_IN_DIMENSIONS, Dimension
 SMALLEST_SIDE = 28
 """Pixels: one merged patch of Qwen2.5-VL. Smaller images are enlarged for a model, which then judges interpolation."""
 
+MANY_IMAGES = 20
+"""From so many images on, a manifest without a single one of them has one problem, and not one for each."""
+
 
 @dataclass(frozen=True)
 class ManifestReport:
@@ -79,6 +82,7 @@ def inspect_manifest(
     decode_images: bool = True,
     dimensions: Sequence[Dimension] = BUILT_IN_DIMENSIONS,
     progress: Callable[[int, int], None] | None = None,
+    look_at_images: bool = True,
 ) -> ManifestReport:
     """Read a manifest, look at every image it names, and report. Never raises for what it finds.
 
@@ -88,6 +92,7 @@ def inspect_manifest(
         decode_images: whether to decode every image, or only to look whether it is there.
         dimensions: whose scores to expect, with their ranges.
         progress: called with (images done, images in all).
+        look_at_images: ``False`` leaves images alone: for a manifest whose images are not here.
     """
     parser = RowParser(path, image_root, dimensions)
     problems: list[Problem] = []
@@ -105,7 +110,9 @@ def inspect_manifest(
     if not problems and not rows:
         problems.append(parser.no_rows_problem())
     problems += _row_problems(parser, rows)
-    problems += _image_problems(parser, uses, image_root is not None, decode_images, progress)
+    if look_at_images:
+        found = list(_image_problems(parser, uses, image_root is not None, decode_images, progress))
+        problems += _merge_missing_images(parser, uses, found)
     samples = [row.sample for row in rows if row.sample is not None]
     return ManifestReport(
         n_rows=len(rows),
@@ -193,6 +200,15 @@ def _image_problems(
     finally:
         # Without this, Ctrl-C would wait for all images still to come.
         pool.shutdown(cancel_futures=True)
+
+
+def _merge_missing_images(parser: RowParser, uses: Mapping[str, _Use], found: list[Problem]) -> list[Problem]:
+    """The images' problems, in which many images of which not one is there are one problem."""
+    if len(uses) < MANY_IMAGES or [problem.kind for problem in found] != ["missing_image"] * len(uses):
+        return found
+    expected, got = f"the {len(uses)} images it names", f"none of them, the first {found[0].got}"
+    remedy = f"{found[0].remedy} To check the rest without images: --no-images."
+    return [Problem(parser.file, None, "source_image, edited_image", expected, got, remedy, "missing_image")]
 
 
 def _look_for(image: str) -> _Look:

@@ -33,8 +33,9 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from lmm4edit.data.problems import shown
 from lmm4edit.errors import ImageError
 
-MAX_PIXELS = 178_956_970
-"""Largest number of pixels decoded (Pillow's own limit; to go beyond it, raise ``PIL.Image.MAX_IMAGE_PIXELS`` too)."""
+MAX_PIXELS = 89_478_485
+"""Largest number of pixels decoded. Pillow warns from here on (and refuses twice as many): a file of 20 kilobytes can
+hold that many, and costs gigabytes in a model's processor. ``max_pixels`` of :func:`decode_image` raises it."""
 
 MAX_ASPECT = 200.0
 """Largest ratio of the longer to the shorter side: Qwen's processors raise an error beyond it."""
@@ -162,9 +163,13 @@ def _decode_uri(uri: str, name: str) -> bytes:
 
 
 def _decode_file(file: BinaryIO, name: str, max_pixels: int) -> Image.Image:
-    head = file.read(64)
-    file.seek(0)
     expected = "an image file"
+    try:
+        head = file.read(64)
+        file.seek(0)
+    except OSError as error:  # a bad disk, a network drive that went away
+        got = f"one that cannot be read: {error.strerror or error}"
+        raise ImageError.from_parts(name, expected, got, "Look at the disk, then try again.") from None
     if not head:
         raise ImageError.from_parts(name, expected, "an empty file", "Copy or download it again.")
     if head.startswith(b"version https://git-lfs"):

@@ -35,6 +35,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
+from lmm4edit.data.dimensions import dimensions_of_manifest
 from lmm4edit.data.problems import Kind, Problem, location, manifest_error, shown
 from lmm4edit.data.rows import Row, read_rows, write_rows
 from lmm4edit.records import BUILT_IN_DIMENSIONS, Dimension, EditSample
@@ -64,8 +65,8 @@ def read_manifest(
     Args:
         path: ``.jsonl``, ``.json``, ``.csv``, ``.parquet``, or a folder written by ``datasets``' ``save_to_disk``.
         image_root: what relative image paths are relative to; default: the manifest's folder.
-        dimensions: whose ``mos_<name>`` columns to read. Columns of built-in dimensions that are not asked for are left
-            out; those of unknown dimensions are refused.
+        dimensions: whose ``mos_<name>`` columns to read. Columns of other known dimensions (the built-in ones, those of
+            a ``dimensions.yaml`` beside the manifest) are left out; those of unknown dimensions are refused.
         on_error: ``"raise"`` at the end with all problems, or ``"skip"`` rows that have any.
         problems: receives what was wrong with skipped rows; without it, skipping warns with their number.
 
@@ -173,7 +174,8 @@ class RowParser:
         self.image_root = Path(image_root) if image_root is not None else folder
         self.dimensions = {dimension.name: dimension for dimension in dimensions}
         self.unknown_columns: dict[str, tuple[int, int]] = {}
-        self._known_mos = {f"mos_{name}" for name in [*self.dimensions, *(d.name for d in BUILT_IN_DIMENSIONS)]}
+        known = (*dimensions_of_manifest(path), *dimensions)
+        self._known_mos = {f"mos_{dimension.name}" for dimension in known}
         self._lines_by_id: dict[str, int] = {}
 
     def parse(self, row: Row) -> ParsedRow:
@@ -271,6 +273,10 @@ class RowParser:
             cells.report("sample_id", "an id of its own", got, "Rename or remove one of the rows.", "duplicate_id")
 
 
+_LARGEST_SCORE = 1_000_000_000
+"""No scale of opinions reaches it, and squares of larger numbers leave the range of floats."""
+
+
 class _Cells:
     """The cells of one row, read by what they should be, with what is wrong collected on the way."""
 
@@ -312,20 +318,30 @@ class _Cells:
 
     def number(self, name: str) -> float | None:
         value = self._present(name)
-        is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
-        is_digits = isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None
-        number = _finite(value) if is_number or is_digits else None
+        number = number_of(value)
         if value is not None and number is None:
             remedy = "Write it with a decimal point, or leave the cell empty if there is no score."
             self.report(name, "a finite number", shown(value), remedy, "not_a_number")
+        if number is not None and abs(number) > _LARGEST_SCORE:
+            expected = f"a number between -{_LARGEST_SCORE:,} and {_LARGEST_SCORE:,}"
+            self.report(name, expected, shown(value), "Correct it, or leave the cell empty.", "not_a_number")
+            return None
         return number
 
     def image(self, name: str, root: Path) -> str | None:
         value = self._present(name, required=True)
         if isinstance(value, Mapping) and {"bytes", "path"} >= set(value):
-            if value.get("bytes") is not None:
-                return f"data:;base64,{base64.b64encode(value['bytes']).decode()}"
+            content = value.get("bytes")
+            if isinstance(content, bytes):
+                return f"data:;base64,{base64.b64encode(content).decode()}"
+            if content is not None:
+                got = f"{type(content).__name__} {shown(content)}"
+                self.report(name, "the bytes of an image file", got, "Save the images as `datasets` does.")
+                return None
             value = value.get("path")
+            if value is None:
+                self.report(name, "an image", "an empty one", "Fill it in, or remove the row.", "missing_value")
+                return None
         if value is None:
             return None
         if not isinstance(value, str):
@@ -344,15 +360,31 @@ class _Cells:
         value = self._row.values.get(name)
         if isinstance(value, str) and not value.strip():
             value = None
+        if isinstance(value, str) and (broken := lone_surrogate(value)):
+            self.report(name, "whole characters", f"half of one, {broken}", "Write the text again; it was cut off.")
+            return None
         if value is None and required:
             got = "nothing" if name not in self._row.values else shown(self._row.values[name])
             self.report(name, "a value", got, "Fill it in, or remove the row.", "missing_value")
         return value
 
 
-def _finite(value: Any) -> float | None:
+def lone_surrogate(text: str) -> str | None:
+    """Half of a character (JSON can hold it, UTF-8 and tokenizers cannot), escaped; ``None`` if there is none."""
     try:
-        number = float(value)
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(error.object[error.start]):04x}"
+    return None
+
+
+def number_of(value: object) -> float | None:
+    """A cell as a finite number: a number, or text with a decimal point; ``None`` for anything else."""
+    is_digits = isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None
+    if isinstance(value, bool) or not (is_digits or isinstance(value, int | float | Decimal)):
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]
     except OverflowError:
         return None
     return number if math.isfinite(number) else None

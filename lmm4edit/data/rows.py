@@ -23,6 +23,8 @@ WRITABLE = (".jsonl", ".csv", ".parquet")
 
 _BOM = b"\xef\xbb\xbf"
 
+_LONGEST_CELL = 2**30
+
 
 @dataclass(frozen=True)
 class Row:
@@ -51,7 +53,8 @@ def read_rows(path: str | Path) -> Iterator[Row]:
     suffix = path.suffix.lower()
     reader = {".jsonl": _read_json_lines, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}.get(suffix)
     if not path.is_file():
-        raise _unreadable(path, "a file or folder", "nothing there", "Check the path.")
+        got = "a pipe or device" if path.exists() else "nothing there"
+        raise _unreadable(path, "a file or folder", got, "Check the path.")
     if reader is None:
         raise _unreadable(path, READABLE, f"the suffix {suffix!r}", "Convert the file, or give it the right suffix.")
     return reader(path)
@@ -152,6 +155,8 @@ def _read_json(path: Path) -> Iterator[Row]:
 def _read_csv(path: Path) -> Iterator[Row]:
     with _open(path) as file:
         lines = _CsvLines(path, file)
+        # An image embedded in a cell is longer than the module's own limit; the file's size bounds it anyway.
+        csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
         reader = csv.reader(lines, strict=True)
         header: list[str] | None = None
         while True:
@@ -170,6 +175,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 yield Row(first, {}, lines.problem)
             elif header is None and cells:
                 header = _checked_header(path, first, cells)
+            elif header is not None and len(cells) > len(header) and not any(cells[len(header) :]):
+                yield Row(first, dict(zip(header, cells, strict=False)))
             elif header is not None and len(cells) == len(header):
                 yield Row(first, dict(zip(header, cells, strict=True)))
             elif header is not None and cells:
@@ -180,6 +187,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
 
 def _checked_header(path: Path, line: int, cells: list[str]) -> list[str]:
     header = [cell.strip() for cell in cells]
+    while header and not header[-1]:  # spreadsheets save empty columns at the end
+        header.pop()
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
         raise _unreadable(path, "each column once in the header", f"{twice!r} twice", "Remove or rename one.", line)
@@ -225,6 +234,9 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         number = 0
         with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise _unreadable(path, "each column once", f"{twice!r} twice", "Remove or rename one.")
             for batch in file.iter_batches(batch_size=1024):
                 for values in batch.to_pylist():
                     number += 1
@@ -237,7 +249,12 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 def _read_datasets(path: Path) -> Iterator[Row]:
     if (path / "dataset_dict.json").is_file():
-        splits = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8")).get("splits", [])
+        try:
+            splits = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+            splits = [str(name) for name in splits]
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            got = f"one whose dataset_dict.json cannot be read: {error}"
+            raise _unreadable(path, "a `datasets` folder", got, "Save the data set again.") from None
         remedy = f"Give the folder of one: {', '.join(str(path / name) for name in splits)}."
         raise _unreadable(path, "the folder of one split", f"a folder of {len(splits)} splits", remedy)
     if not (path / "dataset_info.json").is_file():

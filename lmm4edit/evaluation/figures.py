@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from lmm4edit.evaluation.logistic import fit_logistic
 from lmm4edit.evaluation.metrics import MetricRow, Metrics, PredictorRanking
@@ -50,21 +49,6 @@ class Points:
     emphasis: Sequence[str]
     srcc: float | None
     on_opinion_scale: bool
-
-
-@dataclass(frozen=True)
-class Curves:
-    """What a training run logged.
-
-    Attributes:
-        name: of the run, for example ``stage1``.
-        loss: (steps, values).
-        validation: statistic -> (steps, values).
-    """
-
-    name: str
-    loss: tuple[Sequence[float], Sequence[float]]
-    validation: Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
 def scatter_figure(folder: Path, name: str, title: str, panels: Sequence[Points], rated_label: str) -> SavedFigure:
@@ -284,43 +268,6 @@ def _beside(axis: Axes, place: float, text: str, size: float) -> None:
         color=FAINT,
         annotation_clip=False,
     )
-
-
-def training_figure(folder: Path, name: str, title: str, runs: Sequence[Curves]) -> SavedFigure:
-    """Loss and validation statistics over the optimizer steps of each run."""
-    with style():
-        figure, axes = new_figure(10.4, 2.75 * len(runs), 2, len(runs))
-        for run, (left, right) in zip(runs, zip(axes[::2], axes[1::2], strict=True), strict=True):
-            steps, values = (np.asarray(v, dtype=float) for v in run.loss)
-            left.plot(steps, values, color=ACCENT, alpha=0.28, linewidth=1)
-            if len(values) > 5:
-                left.plot(steps, _smooth(values), color=ACCENT, linewidth=1.9)
-            if len(values) and values.min() > 0 and values.max() / values.min() > 20:
-                left.set_yscale("log")
-                left.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-                left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-                left.yaxis.set_minor_formatter(NullFormatter())
-            left.set_title(f"{plain(run.name)}: training loss")
-            right.set_title(f"{plain(run.name)}: validation")
-            names = list(run.validation)
-            colours, markers = colour_of(names), marker_of(names)
-            for key, (at, found) in run.validation.items():
-                label = plain(key.replace("_", " "))
-                right.plot(at, found, markers[key], linestyle="-", color=colours[key], markersize=4, label=label)
-            if names:
-                right.legend(loc="lower right")
-            else:
-                right.text(0.5, 0.5, "none logged", color=FAINT, ha="center", transform=right.transAxes)
-            right.set_ylim(top=1.02)
-            for axis in (left, right):
-                axis.set_xlabel("optimizer step")
-        return save(figure, folder, name, title, "The thick line is a running mean of the loss.")
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    width = max(3, len(values) // 20)
-    padded = np.pad(values, (width // 2, width - 1 - width // 2), mode="edge")
-    return np.convolve(padded, np.ones(width) / width, mode="valid")
 
 
 def _keys(rows: Mapping[tuple[str, str], MetricRow]) -> tuple[list[str], list[str]]:

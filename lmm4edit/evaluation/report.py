@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from lmm4edit.errors import StoreError
 from lmm4edit.evaluation import tables
 from lmm4edit.evaluation.columns import predicted_columns
 from lmm4edit.evaluation.overview import overview_figure
@@ -58,6 +59,11 @@ def build_report(
     folder = Path(run_dir)
     content = read_run_folder(folder, dimensions)
     metrics = current_metrics(folder, content, dimensions)
+    if not metrics.rows:
+        raise StoreError(
+            f"{folder}: expected edits with ratings or answers to compare with, got none: a report would be empty. "
+            "Evaluate a manifest that has mos_<dimension> columns, or question and answer."
+        )
     columns = predicted_columns(content.samples, content.predictions, content.run.scorers, dimensions)
     out = folder / "report"
     for part in ("tables", "figures"):
@@ -81,6 +87,7 @@ def build_report(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["plain"] = tables.markdown_text
     environment.globals |= {"show": tables.show, "show_interval": tables.show_interval, "markup": Markup}
     html, markdown = out / "report.html", out / "report.md"
     html.write_text(environment.get_template("report.html.jinja").render(context), encoding="utf-8")

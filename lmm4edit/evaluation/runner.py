@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from lmm4edit.data.manifest import read_manifest, write_manifest
-from lmm4edit.errors import ScorerError, StoreError
+from lmm4edit.errors import ConfigError, ScorerError, StoreError
+from lmm4edit.folders import make_folder
+from lmm4edit.predictions.images_seen import ImagesSeen
 from lmm4edit.predictions.store import PredictionStore, key_of, read_predictions
 from lmm4edit.provenance import collect_provenance, fingerprint
 from lmm4edit.records import BUILT_IN_DIMENSIONS, Dimension, EditSample, Prediction
@@ -91,8 +93,10 @@ def run_scorers(
         ScorerError: unknown or unusable scorer, two with the same name; a scorer that returns the wrong number of rows.
         StoreError: the folder holds predictions of other samples, or of a scorer that has changed since.
     """
-    out = Path(out_dir)
-    out.mkdir(parents=True, exist_ok=True)
+    out = make_folder(out_dir)
+    for folder in training:
+        if not (Path(folder) / "metrics.jsonl").exists():
+            raise ConfigError(f"{folder}: expected the folder of a training run, with metrics.jsonl in it.")
     scorers = _build(specs, scorer_options or {})
     run_path, path = out / "run.json", out / "predictions.jsonl"
     known = read_run(out).scorers if run_path.exists() and path.exists() else {}
@@ -110,9 +114,13 @@ def run_scorers(
         infos = {**known, **{label: replace(scorer.info, name=label) for label, scorer in scorers.items()}}
         write_run(out, Run(benchmark, infos, simulated, tuple(str(Path(t)) for t in training), provenance))
         done = {(key.predictor, key.item_id) for key in store.done_keys(failures=not retry_failures)}
+        images = ImagesSeen(out / "images.jsonl")
+        scored = {item for _, item in done}
+        remedy = f"Evaluate into another folder, or remove {out} to score everything again."
+        images.check((s for s in samples if s.sample_id in scored), remedy)
         for label, scorer in scorers.items():
             left = [s for s in samples if (label, s.sample_id) not in done]
-            _score(label, scorer, left, store, batch_size, len(samples), progress)
+            _score(label, scorer, left, store, images, batch_size, len(samples), progress)
     return path
 
 
@@ -130,6 +138,8 @@ def read_run(out_dir: str | Path) -> Run:
             f"{path}: expected the description of an evaluation run, got none that can be read ({error}). Give the "
             "folder that `lmm4edit evaluate --out` wrote."
         ) from error
+    if not isinstance(content, dict):
+        raise StoreError(f"{path}: expected a JSON object, got {type(content).__name__}. Evaluate again.")
     if content.get("format_version") != FORMAT_VERSION:
         raise StoreError(
             f"{path}: expected format_version {FORMAT_VERSION}, got {content.get('format_version')!r}. Use the "
@@ -217,6 +227,7 @@ def _score(
     scorer: Scorer,
     samples: Sequence[EditSample],
     store: PredictionStore,
+    images: ImagesSeen,
     batch_size: int,
     total: int,
     progress: Progress | None,
@@ -226,6 +237,7 @@ def _score(
         progress(label, done, total)
     for first in range(0, len(samples), batch_size):
         batch = samples[first : first + batch_size]
+        images.note(batch)
         rows = scorer.score(batch)
         if len(rows) != len(batch):
             raise ScorerError(f"Scorer {label!r}: expected one row for each of {len(batch)} samples, got {len(rows)}.")

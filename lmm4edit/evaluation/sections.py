@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,20 +11,19 @@ from lmm4edit.evaluation import tables
 from lmm4edit.evaluation.cases import CaseGroup, pick_cases
 from lmm4edit.evaluation.columns import Column, opinions_of
 from lmm4edit.evaluation.figures import (
-    Curves,
     Points,
     agreement_figure,
     breakdown_figure,
     metric_rows,
     ranking_figure,
     scatter_figure,
-    training_figure,
 )
 from lmm4edit.evaluation.metrics import MetricRow, Metrics
 from lmm4edit.evaluation.naming import SPLITS, dimensions_of, display_names, group_name, predictors_of
 from lmm4edit.evaluation.plotting import SavedFigure
 from lmm4edit.evaluation.runner import Run, RunContent
 from lmm4edit.evaluation.tables import Table
+from lmm4edit.evaluation.training_curves import read_curves, samples_table, training_figure
 from lmm4edit.records import ANSWER, EditSample
 
 
@@ -255,8 +253,13 @@ class PageBuilder:
         runs = [curves for folder in self.training if (curves := read_curves(Path(folder))) is not None]
         if not runs:
             return None
-        figure = training_figure(self.figures, "training", "Training loss and validation statistics", runs)
-        return Section("training", "Training", "", (figure,))
+        figures = [training_figure(self.figures, f"training_{i}", run) for i, run in enumerate(runs, start=1)]
+        found = [table for i, run in enumerate(runs, start=1) if (table := samples_table(run, f"samples_{i}"))]
+        text = (
+            "The task's losses apart from AdaLoRA's penalty, which is no part of them. Agreement is measured on "
+            "validation edits, as in the tables above but without intervals."
+        )
+        return Section("training", "Training", text, tuple(figures), folded=tuple(found))
 
     def _cases(self) -> Section | None:
         groups = pick_cases(self.samples, self.columns, self.judge) if self.judge else []
@@ -274,32 +277,6 @@ class PageBuilder:
             return None
         text = "Nothing was filled in for these: they count as expected and not as scored."
         return Section("missing", "Missing predictions", text, tables=(table,))
-
-
-def read_curves(folder: Path) -> Curves | None:
-    """Loss and validation statistics from a training folder's ``metrics.jsonl``; ``None`` if it has none."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return None
-    steps: list[float] = []
-    losses: list[float] = []
-    validation: dict[str, tuple[list[float], list[float]]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # the torn last line of an interrupted run
-        step = row.get("step")
-        if row.get("kind") == "train" and isinstance(row.get("loss"), int | float):
-            steps.append(step)
-            losses.append(row["loss"])
-        if row.get("kind") == "validation":
-            for key, value in row.items():
-                if (key.startswith("srcc_") or key.endswith("accuracy")) and isinstance(value, int | float):
-                    at, found = validation.setdefault(key, ([], []))
-                    at.append(step)
-                    found.append(value)
-    return Curves(folder.name, (steps, losses), validation) if steps or validation else None
 
 
 def _number(value: float) -> str:

@@ -125,12 +125,12 @@ def to_csv(table: Table) -> str:
 
 def to_markdown(table: Table) -> str:
     """A Markdown table; intervals stand in brackets, the best value of a column is bold."""
-    labels = [f"{c.group} {c.label}".strip() for c in table.columns]
+    labels = [markdown_text(f"{c.group} {c.label}".strip()) for c in table.columns]
     lines = [_line(labels), _line(["---" if c.kind == "text" else "---:" for c in table.columns])]
     for row in table.rows:
         texts = []
         for cell, column in zip(row, table.columns, strict=True):
-            text = show(cell.value, column)
+            text = markdown_text(show(cell.value, column))
             text = f"**{text}**" if cell.best else text
             interval = show_interval(cell, column)
             texts.append(f"{text} [{interval}]" if interval else text)
@@ -366,3 +366,9 @@ def _ranking_note(target: str, correlation: float | None, error: float | None) -
 
 def _line(texts: Sequence[str]) -> str:
     return "| " + " | ".join(t.replace("|", "\\|").replace("\n", " ") for t in texts) + " |"
+
+
+def markdown_text(text: str) -> str:
+    """Somebody else's text (ids, instructions, names of models), shown by Markdown as it is: no HTML, no links."""
+    shown = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "[": "&#91;", "]": "&#93;", "`": "&#96;"}
+    return "".join(shown.get(character, character) for character in text)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from lmm4edit.data.manifest import read_manifest
 from lmm4edit.data.problems import Problem
 from lmm4edit.data.rows import write_rows
-from lmm4edit.errors import ConfigError
+from lmm4edit.errors import ConfigError, StoreError
 from lmm4edit.evaluation.ranking import overall_score
+from lmm4edit.folders import make_folder
+from lmm4edit.predictions.images_seen import ImagesSeen
 from lmm4edit.predictions.store import PredictionKey, PredictionStore, key_of, read_predictions
 from lmm4edit.provenance import collect_provenance, file_sha256
 from lmm4edit.records import ANSWER, EditSample, Prediction
@@ -109,11 +111,12 @@ def score_manifest(
     Raises:
         ConfigError: see :func:`check_output`.
         ManifestError: if the manifest as a whole cannot be read.
-        StoreError: if the output was begun with another judge, precision, manifest or read-out, or another process is
-            writing it.
+        StoreError: if the output was begun with another judge, precision, manifest, read-out or other pictures, or
+            another process is writing it, or the disk is full.
     """
     output = Path(output)
     check_output(output, Path(manifest))
+    make_folder(output.parent)
     problems: list[Problem] = []
     samples = read_manifest(manifest, image_root, judge.dimensions, on_error="skip", problems=problems)
     settings = {
@@ -123,18 +126,24 @@ def score_manifest(
         "image_root": str(image_root) if image_root is not None else None,
         "read_out": read_out,
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
     part = part_path(output)
     n_new = 0
+    images = ImagesSeen(output.with_name(output.name + ".part.images.jsonl"))
     with PredictionStore(part, settings, collect_provenance(batch_size=batch_size)) as store:
         finished = store.done_keys(failures=False)
         left = _left_to_do(samples, judge, finished)
+        unfinished = {sample.sample_id for sample in left}
+        images.check(
+            (sample for sample in samples if sample.sample_id not in unfinished),
+            f"Write to another output, or remove {output} with {part.name} to score everything again.",
+        )
         done = len(samples) - len(left)
         n_failed = len(problems)
         if progress:
             progress(done, len(samples), n_failed)
         for first in range(0, len(left), batch_size):
             batch = left[first : first + batch_size]
+            images.note(batch)
             results = list(judge.score_many(batch, batch_size, read_out))
             rows = [p for sample, result in zip(batch, results, strict=True) for p in _predictions(sample, result)]
             store.append(p for p in rows if key_of(p) not in finished)
@@ -202,7 +211,13 @@ def _write_table(output: Path, part: Path, samples: Sequence[EditSample], judge:
                 "failure": "; ".join(reasons) or None,
             }
         )
-    write_rows(output, rows, ["sample_id", *names, "overall", ANSWER, PROBABILITY, "failure"], nulls=True)
+    try:
+        write_rows(output, rows, ["sample_id", *names, "overall", ANSWER, PROBABILITY, "failure"], nulls=True)
+    except OSError as error:  # a full disk, most of the time
+        raise StoreError(
+            f"{output}: the table cannot be written: {error.strerror or error}. Every score is safe in {part}; make "
+            "room, and give the same command again."
+        ) from None
     return failed
 
 

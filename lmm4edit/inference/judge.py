@@ -19,7 +19,7 @@ from lmm4edit.errors import ConfigError, LMM4EditError
 from lmm4edit.evaluation.ranking import overall_score
 from lmm4edit.inference.folder import TINY, judge_folder
 from lmm4edit.inference.result import EditScore, ReadOut
-from lmm4edit.judge.backbones import special_ids
+from lmm4edit.judge.backbones import backbone_spec, plain_model, shortest_side, special_ids
 from lmm4edit.judge.checkpoint import LoadedJudge, load_checkpoint
 from lmm4edit.judge.encoding import ProcessedImage, encode_example, process_images
 from lmm4edit.judge.model import answer_probability
@@ -42,6 +42,7 @@ class Judge:
         self.prompts = loaded.prompts
         self.meta = loaded.meta
         self._ids = special_ids(loaded.model.backbone, loaded.processor)
+        self._chat = backbone_spec(plain_model(loaded.model.backbone)).chat
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
@@ -138,12 +139,12 @@ class Judge:
 
     def _images(self, sources: Sequence[Any]) -> list[ProcessedImage | LMM4EditError]:
         """Decoded and cut into patches, or the error, for each."""
-        sizes = self.processor.image_processor
+        side = shortest_side(self.processor)
         decoded: list[Any] = []
         for source in sources:
             name = source if isinstance(source, str) and not source.startswith("data:") else None
             try:
-                decoded.append(fit_for_patches(decode_image(source), sizes.patch_size * sizes.merge_size, name=name))
+                decoded.append(fit_for_patches(decode_image(source), side, name=name))
             except LMM4EditError as error:
                 decoded.append(error)
         good = [image for image in decoded if not isinstance(image, LMM4EditError)]
@@ -171,6 +172,7 @@ class Judge:
             self.dimensions,
             question,
             sample_id=sample_id,
+            chat=self._chat,
         )
 
     def _collate(self, examples: Sequence[PackedExample]) -> PackedBatch:
@@ -184,7 +186,7 @@ class Judge:
         else:
             yes = [float("nan")] * len(examples)
         if read_out == "text":
-            words = complete(self.model.backbone, examples, self._collate, self.processor.tokenizer)
+            words = complete(self.model.backbone, examples, self._collate, self.processor.tokenizer, self._chat)
         else:
             words = [{} for _ in examples]
             assert output.scores is not None

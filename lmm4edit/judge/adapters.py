@@ -1,7 +1,7 @@
 """What of a backbone is trained: AdaLoRA (the paper's choice), LoRA, whole parts, or nothing; and the projector.
 
 PEFT builds the layers and defines the file layout. The two things it leaves to the training script, the orthogonality
-penalty and the moment of pruning, are ours, because both fail silently there: see
+penalty and the moment of pruning, are ours, because both fail silently there; so is growing pruned ranks again. See
 :func:`orthogonality_penalty` and :class:`lmm4edit.judge.rank_allocator.RankAllocator`.
 """
 
@@ -16,10 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from lmm4edit.errors import ConfigError
-from lmm4edit.judge.backbones import BackboneSpec, backbone_spec, module_names, plain_model
+from lmm4edit.judge.backbones import (
+    BackboneSpec,
+    adapter_patterns,
+    backbone_spec,
+    module_names,
+    plain_model,
+    projector_modules,
+)
 
 ADAPTER = "default"
 """PEFT's name of the adapter; a judge has exactly one."""
+
+# PEFT 0.21's: added to the divisor of an update, and standard deviation of fresh factors (tested against it).
+_SCALE_EPSILON = 1e-5
+_FACTOR_SD = 0.02
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,7 @@ def attach_adapters(backbone: nn.Module, config: AdapterConfig, seed: int = 0) -
             # PEFT warns that it cannot find modules to save by name in every layer; ours is checked below.
             warnings.filterwarnings("ignore", category=UserWarning, module="peft")
             wrapped: nn.Module = peft.get_peft_model(cast(Any, backbone), _peft_config(backbone, config, spec))
+        freeze_scales(wrapped)
         forbid_add_adapter(wrapped)
         return wrapped
     parts = []
@@ -83,8 +95,101 @@ def attach_adapters(backbone: nn.Module, config: AdapterConfig, seed: int = 0) -
     for name in parts:
         backbone.get_submodule(name).requires_grad_(True)
     # The projector lies inside the vision encoder: it follows its own switch, whatever its surroundings do.
-    backbone.get_submodule(spec.projector).requires_grad_(config.projector)
+    for name in projector_modules(backbone):
+        backbone.get_submodule(name).requires_grad_(config.projector)
     return backbone
+
+
+def freeze_scales(backbone: nn.Module) -> None:
+    """Make AdaLoRA's divisor of the update (PEFT's ``ranknum``) a float32 constant in every matrix.
+
+    On a bfloat16 backbone PEFT re-registers it as a trained parameter, which is in no checkpoint: the judge would be
+    another one when it is read back.
+    """
+    for _, module in _lora_layers(backbone):
+        if ADAPTER in getattr(module, "ranknum", {}):
+            scale = module.ranknum[ADAPTER]
+            scale.requires_grad_(False)
+            scale.data = scale.data.float()
+
+
+def train_further(backbone: nn.Module, config: AdapterConfig) -> tuple[str, ...]:
+    """Give a starting judge's adapters this run's dropout, and say which other settings they keep.
+
+    Scale and ranks are part of what the judge is; dropout is a matter of training, and PEFT would keep the old one.
+
+    Args:
+        backbone: a judge's, read with ``adapter_trainable=True``; changed in place.
+        config: of the run.
+
+    Returns:
+        A note for each setting that the configuration gives otherwise.
+    """
+    if adapter_kind(backbone) is None:
+        return ()
+    settings = cast(Any, backbone).peft_config[ADAPTER]
+    settings.lora_dropout = config.dropout
+    for _, module in _lora_layers(backbone):
+        module.lora_dropout[ADAPTER] = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+    rank = settings.init_r if adapter_kind(backbone) == "adalora" else settings.r
+    return tuple(
+        f"adapter.{key}: the starting judge's {kept:g} is kept, not the configuration's {configured:g}"
+        for key, kept, configured in (
+            ("lora_alpha", settings.lora_alpha, config.lora_alpha),
+            ("init_r", rank, config.init_r),
+        )
+        if kept != configured
+    )
+
+
+def regrow_ranks(backbone: nn.Module, config: AdapterConfig, seed: int = 0) -> None:
+    """Give every AdaLoRA matrix ``config.init_r`` triplets again, also one pruned to rank 0. Outputs stay as they are.
+
+    New triplets are drawn as those of a fresh adapter, with the value 0. A :class:`~.rank_allocator.RankAllocator` made
+    afterwards prunes all matrices again.
+
+    Args:
+        backbone: a judge's, read with ``adapter_trainable=True``; changed in place.
+        config: of the run, for its ``init_r`` and ``target_r``.
+        seed: of the new triplets. The global random state is left alone.
+
+    Raises:
+        ConfigError: without AdaLoRA, or if a matrix has more triplets than ``config.init_r``.
+    """
+    layers = adalora_layers(backbone)
+    if not layers:
+        raise ConfigError("Ranks can be grown again in AdaLoRA's matrices alone, and this judge has none.")
+    largest = max(layer.values.shape[0] for layer in layers.values())
+    if largest > config.init_r:
+        raise ConfigError(
+            f"adapter.init_r: ranks are grown again to it, so expected at least {largest}, the largest rank of the "
+            f"starting judge, got {config.init_r}. Raise it, or set adapter.ranks: continue."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, module in _lora_layers(backbone):
+            _regrow(module, layers[name], config.init_r, generator)
+    settings = cast(Any, backbone).peft_config[ADAPTER]
+    # A pattern of before would cut the grown matrices when they are saved.
+    settings.init_r, settings.target_r, settings.rank_pattern = config.init_r, config.target_r, None
+
+
+def _regrow(module: Any, factors: Factors, rank: int, generator: torch.Generator) -> None:
+    missing = rank - factors.values.shape[0]
+    scale = module.ranknum[ADAPTER]
+    # The update is divided by this number: by 0 in a matrix pruned to rank 0, by another if init_r was another.
+    ratio = (rank + _SCALE_EPSILON) / (scale.item() + _SCALE_EPSILON)
+    scale.fill_(float(rank))
+
+    def drawn(rows: int, columns: int) -> Tensor:
+        return (torch.randn(rows, columns, generator=generator) * _FACTOR_SD).to(factors.values)
+
+    values = factors.values if ratio == 1 else factors.values * ratio
+    inputs, outputs = factors.right.shape[1], factors.left.shape[0]
+    module.lora_E[ADAPTER] = nn.Parameter(torch.cat([values, values.new_zeros(missing, 1)]))
+    module.lora_A[ADAPTER] = nn.Parameter(torch.cat([factors.right, drawn(missing, inputs)]))
+    module.lora_B[ADAPTER] = nn.Parameter(torch.cat([factors.left, drawn(outputs, missing)], dim=1))
+    module.r[ADAPTER] = rank
 
 
 def orthogonality_penalty(backbone: nn.Module) -> Tensor | None:
@@ -168,18 +273,18 @@ def adapter_kind(backbone: Any) -> Literal["adalora", "lora"] | None:
 def _peft_config(backbone: nn.Module, config: AdapterConfig, spec: BackboneSpec) -> Any:
     import peft
 
-    patterns = [spec.vision_regex] * config.vision + [spec.llm_regex] * config.llm
+    patterns = adapter_patterns(backbone, vision=config.vision, llm=config.llm)
     if not patterns:
         raise ConfigError(f"Adapter kind {config.kind!r} with vision and llm both off adapts nothing. Use kind 'none'.")
     for pattern in patterns:
         if not module_names(backbone, pattern):
             raise ConfigError(
                 f"No module of this backbone matches {pattern!r}: the row {spec.model_type!r} in "
-                "lmm4edit/judge/backbones.py does not fit this version of Transformers."
+                "lmm4edit/judge/backbone_table.py does not fit this version of Transformers."
             )
     common: dict[str, Any] = {
         "target_modules": "|".join(f"({pattern})" for pattern in patterns),
-        "modules_to_save": [spec.projector_name] if config.projector else None,
+        "modules_to_save": [spec.projector_name, *projector_modules(backbone)[1:]] if config.projector else None,
         "lora_alpha": config.lora_alpha,
         "lora_dropout": config.dropout,
     }

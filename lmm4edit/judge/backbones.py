@@ -1,85 +1,41 @@
-"""The table of backbones, and how one is loaded and saved.
-
-Adding a backbone is adding a row to :data:`BACKBONES`: names, regular expressions and rules, no code path of its own.
-"""
+"""How a backbone of any family is loaded, saved and run; what differs stands in its row of the table."""
 
 from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lmm4edit.errors import CheckpointError, ConfigError
-from lmm4edit.judge.packing import PackedBatch, position_ids
-from lmm4edit.judge.prompts import CHATML, ChatFormat
+from lmm4edit.judge.backbone_table import BACKBONES, BackboneSpec, backbone_spec, processor_spec
+from lmm4edit.judge.packing import PackedBatch, position_ids, sequence_positions
 
+__all__ = [
+    "BACKBONES",
+    "DTYPES",
+    "BackboneSpec",
+    "adapter_patterns",
+    "backbone_spec",
+    "check_attention",
+    "last_hidden_states",
+    "load_backbone",
+    "module_names",
+    "plain_model",
+    "processor_spec",
+    "projector_modules",
+    "save_backbone",
+    "set_pixel_limits",
+    "shortest_side",
+    "special_ids",
+    "token_logits",
+]
 
-@dataclass(frozen=True)
-class BackboneSpec:
-    """What differs between backbones.
-
-    Attributes:
-        model_type: ``config.model_type`` of the Transformers configuration.
-        vision_regex, llm_regex: full-match patterns of the linear layers that adapters go to (paper, section 4.2).
-        projector: full module path of the projector inside the model (Qwen calls it merger).
-        projector_name: its last component, as PEFT's ``modules_to_save`` wants it.
-        vision_module, llm_module: module paths of the vision encoder and the language model.
-        mask_style: how the model takes a packed mask: ``dict`` (``{"full_attention": mask}``) or ``tensor``.
-        chat: chat markers.
-        notes: what a user should know.
-    """
-
-    model_type: str
-    vision_regex: str
-    llm_regex: str
-    projector: str
-    projector_name: str
-    vision_module: str
-    llm_module: str
-    mask_style: Literal["dict", "tensor"]
-    chat: ChatFormat = CHATML
-    notes: str = ""
-
-
-BACKBONES: dict[str, BackboneSpec] = {
-    spec.model_type: spec
-    for spec in [
-        BackboneSpec(
-            model_type="qwen2_5_vl",
-            vision_regex=r".*visual\.blocks\.\d+\.(attn\.(qkv|proj)|mlp\.(gate_proj|up_proj|down_proj))",
-            llm_regex=r".*language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate_proj|up_proj|down_proj))",
-            projector="model.visual.merger",
-            projector_name="merger",
-            vision_module="model.visual",
-            llm_module="model.language_model",
-            mask_style="dict",
-            notes="Default. Qwen/Qwen2.5-VL-3B-Instruct ties its embeddings, -7B-Instruct does not.",
-        ),
-    ]
-}
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def backbone_spec(model_or_config: Any) -> BackboneSpec:
-    """The table's row for a model (plain or wrapped by PEFT) or its configuration.
-
-    Raises:
-        ConfigError: for a model type that the table lacks.
-    """
-    config = getattr(model_or_config, "config", model_or_config)
-    model_type = getattr(config, "model_type", None)
-    if model_type not in BACKBONES:
-        raise ConfigError(
-            f"No backbone of type {model_type!r} is known; expected one of {sorted(BACKBONES)}. A new one is a new row "
-            "in lmm4edit/judge/backbones.py."
-        )
-    return BACKBONES[model_type]
 
 
 def load_backbone(
@@ -124,6 +80,8 @@ def load_backbone(
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            # Refused below with the names; Transformers would name them in its log alone.
+            ignore_mismatched_sizes=True,
         )
         processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -167,16 +125,7 @@ def set_pixel_limits(processor: Any, min_pixels: int | None, max_pixels: int | N
     Raises:
         ConfigError: if the limits contradict each other or leave no room for one token.
     """
-    images = processor.image_processor
-    low = images.size["shortest_edge"] if min_pixels is None else min_pixels
-    high = images.size["longest_edge"] if max_pixels is None else max_pixels
-    side = images.patch_size * images.merge_size
-    if not 0 < low <= high or high < side * side:
-        raise ConfigError(
-            f"Expected 0 < min_pixels <= max_pixels and max_pixels >= {side * side} (one token of {side} x {side} "
-            f"pixels), got min_pixels={low} and max_pixels={high}."
-        )
-    images.size = {"shortest_edge": low, "longest_edge": high}
+    processor_spec(processor).images.set_limits(processor, min_pixels, max_pixels)
 
 
 def plain_model(backbone: Any) -> Any:
@@ -205,10 +154,8 @@ def last_hidden_states(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     return model.model(
         input_ids=batch.input_ids,
         attention_mask={"full_attention": mask} if spec.mask_style == "dict" else mask,
-        position_ids=position_ids(model, batch),
-        pixel_values=batch.pixel_values,
-        image_grid_thw=batch.image_grid_thw,
-        mm_token_type_ids=batch.mm_token_type_ids,
+        position_ids=position_ids(model, batch) if spec.positions == "mrope" else sequence_positions(batch),
+        **spec.images.arguments(batch),
         use_cache=False,
     ).last_hidden_state
 
@@ -222,12 +169,41 @@ def special_ids(backbone: nn.Module, processor: Any) -> dict[str, int]:
     """``image_token_id`` and ``pad_token_id``, as :func:`lmm4edit.judge.packing.collate` wants them.
 
     Raises:
-        ConfigError: if the tokenizer has no padding token.
+        ConfigError: if the tokenizer has no padding token, or is not the backbone's: it lacks the chat format's markers
+            or gives its image token another number.
     """
+    spec, config = backbone_spec(plain_model(backbone)), plain_model(backbone).config
+    added = processor.tokenizer.added_tokens_encoder
+    for marker, expected in [(spec.chat.image_token, config.image_token_id), (spec.chat.end_of_answer, None)]:
+        if marker not in added or expected not in (None, added[marker]):
+            raise ConfigError(
+                f"The tokenizer does not fit a backbone of type {spec.model_type!r}: expected the token {marker!r}"
+                + (f" with the number {expected}" if expected is not None else "")
+                + f", got {added.get(marker, 'no such token')}. Give the processor that was saved with the backbone."
+            )
     pad = processor.tokenizer.pad_token_id
     if pad is None:
         raise ConfigError("The tokenizer has no padding token; set tokenizer.pad_token and save the processor again.")
-    return {"image_token_id": plain_model(backbone).config.image_token_id, "pad_token_id": pad}
+    return {"image_token_id": config.image_token_id, "pad_token_id": pad}
+
+
+def shortest_side(processor: Any) -> int:
+    """Side in pixels below which an image is enlarged before the processor sees it."""
+    return processor_spec(processor).images.shortest_side(processor)
+
+
+def projector_modules(model: nn.Module) -> list[str]:
+    """Full paths of the modules between vision encoder and language model, the main one first."""
+    spec = backbone_spec(model)
+    return [spec.projector, *(module_names(model, spec.more_projectors) if spec.more_projectors else [])]
+
+
+def adapter_patterns(model: nn.Module, *, vision: bool, llm: bool) -> list[str]:
+    """Full-match patterns of the linear layers that adapters go to, without vision layers whose output nobody reads."""
+    spec = backbone_spec(model)
+    unused = spec.unused_vision(model.config) if spec.unused_vision is not None else None
+    in_vision = f"(?!{unused}){spec.vision_regex}" if unused else spec.vision_regex
+    return [in_vision] * vision + [spec.llm_regex] * llm
 
 
 def module_names(model: nn.Module, pattern: str) -> list[str]:
@@ -252,7 +228,7 @@ def _check_complete(name: str, info: Any) -> None:
         ("mismatched_keys", "of another shape than the model's"),
         ("error_msgs", "failed to load"),
     ]:
-        if keys := sorted(str(key) for key in (info.get(kind) or ())):
+        if keys := sorted(_described(key) for key in (info.get(kind) or ())):
             shown = ", ".join(keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
             problems.append(f"{len(keys)} weights are {explanation}: {shown}")
     if problems:
@@ -262,10 +238,19 @@ def _check_complete(name: str, info: Any) -> None:
         )
 
 
+def _described(key: Any) -> str:
+    """A weight's name; of a mismatched one with the shapes in the file and in the model."""
+    if isinstance(key, tuple) and len(key) == 3:
+        name, stored, wanted = key
+        return f"{name} (expected {list(wanted)}, got {list(stored)})"
+    return str(key)
+
+
 def _check_supported(model: nn.Module, spec: BackboneSpec) -> None:
     text = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
+    layers = getattr(text, "layer_types", None)
+    if "sliding_attention" in (layers or ()) or (not layers and getattr(text, "sliding_window", None)):
         raise ConfigError(
             f"Backbone {spec.model_type!r} uses sliding-window attention, which packing does not support. Set "
-            "use_sliding_window to false in its config.json."
+            "use_sliding_window to false (or sliding_window to null) in its config.json."
         )

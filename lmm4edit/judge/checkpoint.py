@@ -29,7 +29,7 @@ import yaml
 from torch import Tensor, nn
 
 from lmm4edit.errors import CheckpointError
-from lmm4edit.judge.adapters import ADAPTER, adapter_kind, forbid_add_adapter
+from lmm4edit.judge.adapters import ADAPTER, adapter_kind, forbid_add_adapter, freeze_scales
 from lmm4edit.judge.backbone_files import backbone_fingerprint, describe_place, find_backbone
 from lmm4edit.judge.backbones import load_backbone, plain_model
 from lmm4edit.judge.checkpoint_files import (
@@ -93,6 +93,7 @@ def save_checkpoint(
     config: Mapping[str, Any],
     provenance: Mapping[str, Any],
     stage: int,
+    whole: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a judge. The folder appears whole or not at all; an older one of the same name is replaced.
 
@@ -103,6 +104,8 @@ def save_checkpoint(
         config: the run's configuration, as plain values.
         provenance: from :func:`lmm4edit.provenance.collect_provenance`.
         stage: 1 or 2.
+        whole: values of the trained parameters by their names in ``model``, where it holds but a part of each (full
+            fine-tuning divided among processes).
 
     Raises:
         CheckpointError: if the backbone was never saved (nobody could load the judge again), or a weight is not finite.
@@ -119,14 +122,15 @@ def save_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        trained = _trained_weights(model)
+        trained = _trained_weights(model, whole or {})
         kind = adapter_kind(model.backbone)
         if kind is not None:
             _save_adapter(temporary / "adapter", model.backbone, target)
         elif trained:
             save_tensors(temporary / "trained_weights.safetensors", trained, target)
         if model.score_head is not None:
-            save_tensors(temporary / "score_head.safetensors", dict(model.score_head.state_dict()), target)
+            head = {name: (whole or {}).get(f"score_head.{name}", p) for name, p in model.score_head.named_parameters()}
+            save_tensors(temporary / "score_head.safetensors", head, target)
         entry = _describe(model, processor, target, stage, kind, sorted(trained))
         write_json(temporary / "judge.json", entry.model_dump())
         (temporary / "prompts.yaml").write_text(dump_prompts(prompts), encoding="utf-8")
@@ -152,7 +156,7 @@ def load_checkpoint(
 
     Args:
         folder: a checkpoint's.
-        device, dtype: of the backbone; the score head is float32 always.
+        device, dtype: of the backbone; the score head is float32 always, and so is what is trained further.
         adapter_trainable: go on training what was trained (stage 2 from stage 1, resumed runs); else everything is
             frozen.
         backbone: where the backbone lies now, if not where the checkpoint remembers it.
@@ -196,13 +200,15 @@ def load_checkpoint(
     return LoadedJudge(model.eval(), processor, prompts, meta)
 
 
-def _trained_weights(model: JudgeModel) -> dict[str, Tensor]:
+def _trained_weights(model: JudgeModel, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Backbone weights that were trained in full, without PEFT, which keeps its own."""
     if adapter_kind(model.backbone) is not None:
         return {}
     known = set(model.trained_backbone_weights)
     parameters = model.backbone.named_parameters()
-    return {name: p.detach() for name, p in parameters if p.requires_grad or name in known}
+    return {
+        name: whole.get(f"backbone.{name}", p.detach()) for name, p in parameters if p.requires_grad or name in known
+    }
 
 
 def _describe(model: JudgeModel, processor: Any, target: Path, stage: int, kind: Any, trained: list[str]) -> JudgeFile:
@@ -275,14 +281,21 @@ def _load_adapter(folder: Path, plain: nn.Module, trainable: bool) -> nn.Module:
     if result.unexpected_keys:
         raise CheckpointError(f"{folder}: PEFT did not take {sorted(result.unexpected_keys)[:4]}.")
     for name, parameter in wrapped.named_parameters():
-        if ".lora_" in name:
-            # PEFT recreates pruned matrices in the backbone's dtype; adapters are float32, trained or not.
-            parameter.data = parameter.data.float()
+        is_factor = ".lora_" in name
+        if is_factor or f".modules_to_save.{ADAPTER}." in name:
+            # PEFT makes the projector and every pruned factor in the backbone's dtype: what it has read into them is
+            # rounded where that is bfloat16. Factors are float32 always, the projector where it is trained.
+            if is_factor or trainable:
+                parameter.data = state[_saved_name(name)].float()
             parameter.requires_grad_(trainable)
-        elif f".modules_to_save.{ADAPTER}." in name:
-            parameter.requires_grad_(trainable)
+    freeze_scales(wrapped)
     forbid_add_adapter(wrapped)
     return wrapped
+
+
+def _saved_name(parameter: str) -> str:
+    """PEFT's name in the file for a parameter of a wrapped model."""
+    return parameter.replace(f".modules_to_save.{ADAPTER}.", ".").replace(f".{ADAPTER}", "")
 
 
 def _load_trained_weights(folder: Path, plain: nn.Module, names: list[str], trainable: bool) -> None:
@@ -293,7 +306,10 @@ def _load_trained_weights(folder: Path, plain: nn.Module, names: list[str], trai
     state = read_tensors(require(folder, "trained_weights.safetensors"), shapes)
     with torch.no_grad():
         for name, value in state.items():
-            parameters[name].copy_(value)
+            if trainable:
+                parameters[name].data = value.float()  # never rounded to the frozen weights' dtype
+            else:
+                parameters[name].copy_(value)
             parameters[name].requires_grad_(trainable)
 
 

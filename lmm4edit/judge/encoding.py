@@ -10,22 +10,17 @@ import re
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from lmm4edit.errors import ImageError, PromptError
+from lmm4edit.judge.backbone_table import processor_spec
+from lmm4edit.judge.image_inputs import ProcessedImage
 from lmm4edit.judge.prompts import CHATML, ChatFormat, ImagePart, Part, PromptSet, TextPart
 from lmm4edit.records import ANSWER, Dimension
-
-
-class ProcessedImage(NamedTuple):
-    """One image, ready for the vision encoder: ``patches`` [time*height*width, patch values], ``grid`` in patches."""
-
-    patches: Tensor
-    grid: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -46,11 +41,12 @@ class PackedExample:
 
     Attributes:
         prefix_ids: token ids of everything the questions share, image tokens included.
-        image_grids: (time, height, width) in patches of each image, in prompt order.
-        pixel_values: patches of all images [sum of grid products, patch values], in prompt order, or ``None``.
+        image_grids: (time or crops, height, width) in patches of each image, in prompt order.
+        pixel_values: patches of all images, in prompt order, or ``None``; see :class:`ProcessedImage`.
         suffixes: the questions.
         targets: MOS per dimension on its own scale; ``answer``: 1 for yes, 0 for no. Missing ones are left out.
         sample_id: for error messages.
+        image_sizes: height and width in pixels of each image before the processor, in prompt order.
     """
 
     prefix_ids: list[int]
@@ -59,6 +55,7 @@ class PackedExample:
     suffixes: list[Suffix]
     targets: Mapping[str, float] | None = None
     sample_id: str = ""
+    image_sizes: list[tuple[int, int]] = field(default_factory=list)
 
 
 def process_images(processor: Any, images: Sequence[Any]) -> list[ProcessedImage]:
@@ -74,19 +71,18 @@ def process_images(processor: Any, images: Sequence[Any]) -> list[ProcessedImage
 
     Raises:
         ImageError: if the processor refuses an image (a side of 0, an aspect ratio over 200).
+        ConfigError: for a processor of no known backbone.
     """
     if not images:
         return []
+    process = processor_spec(processor).images.process
     try:
-        out = processor.image_processor(images=list(images), return_tensors="pt")
+        return process(processor, images)
     except ValueError as error:
         raise ImageError(
             f"The image processor refused one of {len(images)} images: {error}. Pass every image through "
             "lmm4edit.data.images.fit_for_patches first."
         ) from None
-    grids = [(int(t), int(h), int(w)) for t, h, w in out["image_grid_thw"].tolist()]
-    pieces = torch.split(out["pixel_values"], [t * h * w for t, h, w in grids])
-    return [ProcessedImage(patches, grid) for patches, grid in zip(pieces, grids, strict=True)]
 
 
 def encode_example(
@@ -134,10 +130,9 @@ def encode_example(
     processed: dict[str, ProcessedImage] = images  # type: ignore[assignment]
 
     tokenizer = processor.tokenizer
-    merge = processor.image_processor.merge_size
     parts = prompts.render_prefix(instruction, dimensions, chat)
     in_order = [processed[part.role] for part in parts if isinstance(part, ImagePart)]
-    prefix_ids = encode_prefix(tokenizer, parts, [image.grid for image in in_order], merge, chat)
+    prefix_ids = encode_parts(tokenizer, parts, [image.tokens for image in in_order], chat)
 
     suffixes = []
     for dimension in dimensions:
@@ -154,10 +149,11 @@ def encode_example(
         suffixes=suffixes,
         targets=targets,
         sample_id=sample_id,
+        image_sizes=[image.size for image in in_order],
     )
     limit = tokenizer.model_max_length if max_length is None else max_length
     if (length := packed_length(example)) > limit:
-        tokens = sum(t * h * w for t, h, w in example.image_grids) // merge**2
+        tokens = sum(image.tokens for image in in_order)
         raise PromptError(
             f"Sample {sample_id!r}: the packed sequence has {length} tokens ({tokens} of them for the images), more "
             f"than the limit of {limit}. Nothing is truncated; lower max_pixels, shorten the instruction, or raise the "
@@ -173,9 +169,16 @@ def encode_prefix(
     merge_size: int,
     chat: ChatFormat = CHATML,
 ) -> list[int]:
-    """Token ids of a rendered prefix; each :class:`ImagePart` takes the next grid and becomes its image tokens."""
+    """:func:`encode_parts` for images cut into patches, ``merge_size`` x ``merge_size`` of which make one token."""
+    return encode_parts(tokenizer, parts, [t * h * w // merge_size**2 for t, h, w in grids], chat)
+
+
+def encode_parts(
+    tokenizer: Any, parts: Sequence[Part], image_tokens: Sequence[int], chat: ChatFormat = CHATML
+) -> list[int]:
+    """Token ids of a rendered prefix; each :class:`ImagePart` becomes the next number of image tokens."""
     image_token = _control_ids(tokenizer, chat.image_token)
-    remaining = iter(grids)
+    remaining = iter(image_tokens)
     ids: list[int] = []
     plain = ""
     for part in parts:
@@ -185,8 +188,7 @@ def encode_prefix(
         ids += _plain_ids(tokenizer, plain)
         plain = ""
         if isinstance(part, ImagePart):
-            t, h, w = next(remaining)
-            ids += image_token * (t * h * w // merge_size**2)
+            ids += image_token * next(remaining)
         else:
             ids += _control_ids(tokenizer, part.text)
     return ids + _plain_ids(tokenizer, plain)
@@ -244,6 +246,22 @@ class _Vocabulary:
         self.special = frozenset(added.values())
         self.plain: dict[str, list[int]] = {}
         self.control: dict[str, list[int]] = {}
+        # SentencePiece tokenizers put a space before every text, which would stand in the middle of running text.
+        # Behind a line break they do not.
+        prepends = tokenizer.tokenize("a")[0].startswith("\u2581")
+        self.anchor: list[int] = tokenizer.encode("\n", add_special_tokens=False) if prepends else []
+
+    def encode(self, tokenizer: Any, text: str) -> list[int]:
+        """Ids of text as a continuation of other text."""
+        if not self.anchor:
+            return tokenizer.encode(text, add_special_tokens=False)
+        ids = tokenizer.encode("\n" + text, add_special_tokens=False)
+        if ids[: len(self.anchor)] != self.anchor:
+            raise PromptError(
+                f"The tokenizer merges a line break with the text {text!r} after it, so prompts cannot be put together "
+                "from pieces. Begin the text with a letter or a digit."
+            )
+        return ids[len(self.anchor) :]
 
 
 _VOCABULARIES: weakref.WeakKeyDictionary[Any, _Vocabulary] = weakref.WeakKeyDictionary()
@@ -276,7 +294,7 @@ def _plain_ids(tokenizer: Any, text: str) -> list[int]:
         pieces.append(text[begin:cut])
         begin = cut
     pieces.append(text[begin:])
-    ids = [token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)]
+    ids = [token for piece in pieces for token in vocabulary.encode(tokenizer, piece)]
     if found := vocabulary.special.intersection(ids):
         raise PromptError(
             f"The tokenizer turned the text {text!r} into special tokens {sorted(found)}. Text that users write must "
@@ -288,8 +306,4 @@ def _plain_ids(tokenizer: Any, text: str) -> list[int]:
 def _control_ids(tokenizer: Any, text: str) -> list[int]:
     vocabulary = _vocabulary(tokenizer)
     known = vocabulary.control.get(text)
-    return (
-        known
-        if known is not None
-        else _remember(vocabulary.control, text, tokenizer.encode(text, add_special_tokens=False))
-    )
+    return known if known is not None else _remember(vocabulary.control, text, vocabulary.encode(tokenizer, text))

@@ -201,9 +201,12 @@ class JudgeModel(nn.Module):
             scores = self.target_scale.restore(standardised)
 
         answer_logits = None
-        if ANSWER in batch.suffix_keys:
-            column = batch.suffix_keys.index(ANSWER)
-            answer_logits = token_logits(self.backbone, hidden[:, column])[:, list(self.answer_tokens)].float()
+        column = batch.suffix_keys.index(ANSWER) if ANSWER in batch.suffix_keys else None
+        # The head is called even for nothing: where weights are gathered layer by layer, processes must call alike.
+        asked_states = hidden[:0, 0] if column is None else hidden[:, column]
+        logits = token_logits(self.backbone, asked_states)
+        if column is not None:
+            answer_logits = logits[:, list(self.answer_tokens)].float()
             answer_logits = answer_logits.masked_fill(~present[:, column, None], torch.nan)
 
         output = JudgeOutput(hidden, asked, standardised, scores, answer_logits, {}, {}, None, None)

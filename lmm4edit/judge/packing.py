@@ -25,6 +25,7 @@ from lmm4edit.judge.encoding import (
     Suffix,
     answer_token_ids,
     encode_example,
+    encode_parts,
     encode_prefix,
     encode_suffix,
     packed_length,
@@ -42,11 +43,13 @@ __all__ = [
     "answer_token_ids",
     "collate",
     "encode_example",
+    "encode_parts",
     "encode_prefix",
     "encode_suffix",
     "packed_length",
     "position_ids",
     "process_images",
+    "sequence_positions",
     "unpack",
 ]
 
@@ -70,10 +73,11 @@ class PackedBatch:
             the prompt, never by the answer.
         targets: [B, Q] float32; on the scale of the question, NaN where unknown.
         suffix_keys: Q names.
-        pixel_values: patches of all images, or ``None``.
+        pixel_values: patches of all images, or ``None``; see :class:`~lmm4edit.judge.image_inputs.ProcessedImage`.
         image_grid_thw: [images, 3], or ``None``.
         mm_token_type_ids: [B, L]; 1 at image tokens, else 0.
         sample_ids: B names.
+        image_sizes: [images, 2]; height and width in pixels before the processor, or ``None``.
     """
 
     input_ids: Tensor
@@ -87,6 +91,7 @@ class PackedBatch:
     image_grid_thw: Tensor | None
     mm_token_type_ids: Tensor
     sample_ids: list[str]
+    image_sizes: Tensor | None = None
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -187,6 +192,7 @@ def collate(examples: Sequence[PackedExample], *, image_token_id: int, pad_token
     labels.flat[_runs(label_starts, label_lengths)[0]] = label_tokens
 
     grids = [grid for example in examples for grid in example.image_grids]
+    sizes = [size for example in examples for size in example.image_sizes]
     pixels = [example.pixel_values for example in examples if example.pixel_values is not None]
     return PackedBatch(
         input_ids=torch.from_numpy(ids),
@@ -200,6 +206,7 @@ def collate(examples: Sequence[PackedExample], *, image_token_id: int, pad_token
         image_grid_thw=torch.tensor(grids, dtype=torch.long) if grids else None,
         mm_token_type_ids=torch.from_numpy((ids == image_token_id).astype(np.int64)),
         sample_ids=[example.sample_id for example in examples],
+        image_sizes=torch.tensor(sizes, dtype=torch.long) if sizes else None,
     )
 
 
@@ -254,3 +261,14 @@ def position_ids(backbone: Any, batch: PackedBatch) -> Tensor:
     prefix_end = total[:, -1:]
     text = torch.where(in_prefix, start, torch.where(segments == PADDING, 0, prefix_end + batch.suffix_offsets))
     return torch.stack([text, text + row_of, text + column_of])
+
+
+def sequence_positions(batch: PackedBatch) -> Tensor:
+    """Positions [B, L] of a packed batch, one number a token, images' included; padding has position 0.
+
+    Every suffix restarts where the prefix ends.
+    """
+    segments = batch.segment_ids
+    in_prefix = segments == PREFIX
+    places = in_prefix.long().cumsum(1)
+    return torch.where(in_prefix, places - 1, torch.where(segments == PADDING, 0, places[:, -1:] + batch.suffix_offsets))

@@ -86,6 +86,8 @@ class ChatFormat:
         end_of_answer: the single special token that ends an answer.
         image_start, image_token, image_end: an image is ``image_start``, ``image_token`` once for each of its tokens,
             ``image_end``.
+        beginning: what a sequence begins with, if the model was trained with such a token.
+        gap: plain text between what opens a turn and the turn's words (``USER: words``); a space, or nothing.
     """
 
     system_start: str
@@ -96,6 +98,8 @@ class ChatFormat:
     image_start: str
     image_token: str
     image_end: str
+    beginning: str = ""
+    gap: str = ""
 
 
 CHATML = ChatFormat(
@@ -192,7 +196,7 @@ class PromptSet(BaseModel):
             "source": _image(self.source_label, "source", chat),
             "edited": _image(self.edited_label, "edited", chat),
         }
-        parts: list[Part] = []
+        parts: list[Part] = [TextPart(chat.beginning, control=True)] if chat.beginning else []
         if self.system:
             parts += [
                 TextPart(chat.system_start, control=True),
@@ -200,6 +204,7 @@ class PromptSet(BaseModel):
                 TextPart(chat.turn_end, control=True),
             ]
         parts.append(TextPart(chat.user_start, control=True))
+        parts += [TextPart(chat.gap)] if chat.gap else []
         for name in _ORDERS[self.order]:
             parts += pieces[name]
         definitions = "".join(
@@ -234,7 +239,7 @@ class PromptSet(BaseModel):
         return [
             TextPart(question),
             TextPart(chat.turn_end + chat.assistant_start, control=True),
-            TextPart(stem),
+            TextPart(chat.gap + stem),
         ]
 
     def answer_text(self, value: float | str, key: str) -> str:

@@ -75,7 +75,8 @@ class RankAllocator:
     Args:
         backbone: with adapters. Without AdaLoRA there is nothing to do, and the allocator does nothing.
         schedule: ``None`` keeps the ranks as they are: a judge that is trained further (stage 2 from stage 1) goes on
-            with the ranks it has, and triplets that were pruned stay pruned.
+            with the ranks it has, and triplets that were pruned stay pruned. To allocate them again, grow them first
+            (:func:`lmm4edit.judge.adapters.regrow_ranks`) and give a schedule.
 
     Raises:
         ConfigError: if the target is above what there is.

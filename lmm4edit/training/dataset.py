@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lmm4edit.data.images import decode_image, fit_for_patches
 from lmm4edit.errors import ImageError, LMM4EditError
+from lmm4edit.judge.backbones import shortest_side
 from lmm4edit.judge.packing import (
     PackedBatch,
     PackedExample,
@@ -156,8 +157,7 @@ class EditDataset(Dataset[PackedExample | Failure]):
         return MicroBatch(self.encoding.collate(examples or [self._filler()]), n_edits, failures)
 
     def _open(self, path: str) -> Image.Image:
-        sizes = self.encoding.processor.image_processor
-        return fit_for_patches(decode_image(path), sizes.patch_size * sizes.merge_size, name=path)
+        return fit_for_patches(decode_image(path), shortest_side(self.encoding.processor), name=path)
 
     def _encode(self, sample: EditSample, ready: dict[str, ProcessedImage | str]) -> PackedExample | Failure:
         source, edited = ready[sample.source_image], ready[sample.edited_image]
@@ -171,8 +171,7 @@ class EditDataset(Dataset[PackedExample | Failure]):
 
     def _filler(self) -> PackedExample:
         """A blank pair with every question and no target: it keeps a process in step and teaches nothing."""
-        sizes = self.encoding.processor.image_processor
-        side = sizes.patch_size * sizes.merge_size
+        side = shortest_side(self.encoding.processor)
         blank = Image.new("RGB", (side, side), "white")
         source, edited = process_images(self.encoding.processor, [blank, blank])
         return self.encoding.encode(EditSample("", "", "", "", "nothing", question="nothing"), source, edited)
@@ -231,7 +230,7 @@ class _ImageCache:
         if size > self._limit:
             return
         # A copy: the patches are a view of the whole batch's tensor, which would stay in memory with it.
-        self._images[_identity(path)] = ProcessedImage(image.patches.clone(), image.grid)
+        self._images[_identity(path)] = image._replace(patches=image.patches.clone())
         self._bytes += size
         while self._bytes > self._limit:
             _, dropped = self._images.popitem(last=False)

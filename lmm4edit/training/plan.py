@@ -86,7 +86,7 @@ def derive_plan(config: TrainConfig, counts: TargetCounts, world_size: int = 1) 
     problems = []
     if not counts.edits:
         problems.append(f"{config.data.train}: no usable sample ({counts.skipped} were left out).")
-    elif config.needs_scores() and (absent := [name for name, n in counts.scores.items() if not n]):
+    elif config.needs_scores() and (absent := _without_scores(config, counts)):
         columns = ", ".join(f"mos_{name}" for name in absent)
         problems.append(f"{config.data.train}: no sample has {columns}. Add the columns, or leave the dimensions out.")
     if problems:
@@ -112,6 +112,12 @@ def derive_plan(config: TrainConfig, counts: TargetCounts, world_size: int = 1) 
         save_every_steps=config.checkpoint.save_every_steps or max(1, math.ceil(total / 10)),
         validation_steps=_validation_steps(config, total, order.steps_per_epoch),
     )
+
+
+def _without_scores(config: TrainConfig, counts: TargetCounts) -> list[str]:
+    """Dimensions that cannot be learnt. A judge that is trained further may know some that the new data do not rate."""
+    absent = [name for name, n in counts.scores.items() if not n]
+    return absent if config.starting_checkpoint() is None or len(absent) == len(counts.scores) else []
 
 
 def render_plan(
@@ -177,18 +183,22 @@ def describe_rank_schedule(config: TrainConfig, plan: TrainingPlan) -> str:
     if adapter.kind != "adalora":
         return f"none (adapter kind {adapter.kind})"
     if plan.tinit is None or plan.tfinal is None:
-        return "kept from the checkpoint that the run starts from"
+        return "kept from the starting judge (adapter.ranks: continue)"
     last = plan.total_steps - plan.tfinal
+    regrown = ""
+    if config.starting_checkpoint() is not None:
+        regrown = f"every matrix of the starting judge grown to {adapter.init_r} (adapter.ranks: reallocate), then "
     return (
-        f"mean {adapter.init_r} -> {adapter.target_r} (AdaLoRA): pruned every {plan.delta_t} steps from step "
+        f"{regrown}mean {adapter.init_r} -> {adapter.target_r} (AdaLoRA): pruned every {plan.delta_t} steps from step "
         f"{plan.tinit:,} to {last:,}"
     )
 
 
 def _rank_schedule(config: TrainConfig, total: int) -> tuple[int | None, int | None, int | None]:
     adapter = config.adapter
-    # A judge that is trained further keeps its ranks: pruning again would undo part of what it has learnt.
-    if adapter.kind != "adalora" or config.starting_checkpoint() is not None:
+    # A judge that is trained further keeps its ranks unless told otherwise: pruning undoes part of what it has learnt.
+    keeps = config.starting_checkpoint() is not None and adapter.ranks == "continue"
+    if adapter.kind != "adalora" or keeps:
         return None, None, None
     tinit = adapter.tinit if adapter.tinit is not None else total // 10
     tfinal = adapter.tfinal if adapter.tfinal is not None else max(1, round(0.3 * total))

@@ -44,6 +44,9 @@ from lmm4edit.training.muon import Muon
 LEVEL_SCALE = (60.0, 25.0)
 """Centre and spread of the opinions in the lessons, 0-100 scale."""
 
+HELD_OUT_SEED = (0, 99)
+"""The lessons that measure are the same for every recipe, so that runs can be compared."""
+
 CELL_SCALE = 0.2
 """Typical square root of a cell's mean change, 0-1."""
 
@@ -358,7 +361,7 @@ def _restore(
 
 
 def _held_out(recipe: PretrainingRecipe, processor: Any, prompts: PromptSet, batches: int) -> Iterator[LessonBatch]:
-    rng = np.random.default_rng([recipe.seed, 99])
+    rng = np.random.default_rng(HELD_OUT_SEED)
     lessons = generate_lessons(rng, recipe.render_size, recipe.image_side, recipe.grid)
     for _ in range(batches):
         yield pack_lessons([next(lessons) for _ in range(64)], recipe, processor, prompts, rng)

@@ -1,15 +1,17 @@
 """The processes of a run: who is first, what all must agree on. One process is the case of one.
 
-The only file that knows how several processes are held together (Accelerate, plain data parallelism).
+Accelerate finds the processes and their devices; how they divide the model is :mod:`lmm4edit.training.strategy`'s
+affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list, gather_object
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ class Processes:
     """This process among its fellows.
 
     Raises:
-        ConfigError: if the launch asks for a strategy that this version does not train with.
+        ConfigError: if the launch asks for something else than processes with one device each.
     """
 
     def __init__(self) -> None:
@@ -34,8 +36,8 @@ class Processes:
         kind = self._accelerator.distributed_type.value
         if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
             raise ConfigError(
-                f"This launch asks for {kind}, expected one process or data parallelism (DDP). Choose that with "
-                "`accelerate config`, or launch with torchrun."
+                f"This launch asks for {kind}, expected one process, DDP, FSDP2, ZeRO-2 or ZeRO-3 (configs/accelerate/ "
+                "has a file for each). Choose one of them, or launch with torchrun."
             )
 
     @property
@@ -88,6 +90,21 @@ class Processes:
         """The lists of all processes, one after the other."""
         return list(gather_object(items)) if self.world_size > 1 else items
 
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Mean of the gradients over all processes. What one process lacks counts as 0."""
+        if self.world_size == 1 or not parameters:
+            return
+        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=self.device)
+        dist.all_reduce(present)
+        chosen = [p for p, n in zip(parameters, present.tolist(), strict=True) if n]
+        for bucket in _buckets(chosen):
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            flat /= self.world_size
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                p.grad = part.view_as(p).clone()
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model on this process's device, its gradients averaged over processes."""
         return self._accelerator.prepare_model(model)
@@ -95,3 +112,17 @@ class Processes:
     def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of a micro-batch: gradients are exchanged in the last one of a step only."""
         return nullcontext() if last else self._accelerator.no_sync(model)
+
+
+def _buckets(parameters: Sequence[nn.Parameter], limit: int = 2**25) -> Iterator[list[nn.Parameter]]:
+    """Runs of parameters of one dtype with about ``limit`` values, so that a copy of them fits beside the model."""
+    bucket: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        if bucket and (size + parameter.numel() > limit or parameter.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += parameter.numel()
+    if bucket:
+        yield bucket

@@ -65,7 +65,8 @@ def describe_validation(row: Mapping[str, Any]) -> str:
         parts.append(f"readable answers {sum(readable) / len(readable):.0%}")
     if row["failed"]:
         parts.append(f"{row['failed']} samples failed")
-    return f"validation after step {row['step']} ({row['read_out']}): " + ", ".join(parts)
+    when = f"after step {row['step']}" if row["step"] else "of the starting judge"
+    return f"{row['kind']} {when} ({row['read_out']}): " + ", ".join(parts)
 
 
 def _number(value: float | None) -> str:

@@ -4,6 +4,7 @@
 config.yaml        the resolved configuration          metrics.jsonl     one row a step and a validation
 provenance.json    versions, commit, machine           training_state/   where an interrupted run continues
 checkpoint/        the trained judge                   checkpoint-best/  the best by validation, if kept
+ranks.csv, .png    ranks of the adapters (AdaLoRA and LoRA)
 finished.json      written last: the run is complete
 ```
 """
@@ -93,7 +94,8 @@ class RunFolder:
     def clear(self) -> None:
         """Remove what a run wrote, and nothing else that lies in the folder."""
         # The marker goes first: without it, a half-cleared folder counts as unfinished.
-        for file in (self.finished, self.config, self.provenance, self.metrics, self.path / "wandb_id.txt"):
+        names = ("wandb_id.txt", "ranks.csv", "ranks.png")
+        for file in (self.finished, self.config, self.provenance, self.metrics, *(self.path / n for n in names)):
             file.unlink(missing_ok=True)
         for folder in (self.states, self.checkpoint, self.best):
             shutil.rmtree(folder, ignore_errors=True)

@@ -113,6 +113,15 @@ def validation_samples(config: TrainConfig, dimensions: Sequence[Dimension]) -> 
     return spread_evenly(loaded.samples, config.validation.max_samples)
 
 
+def retention_samples(config: TrainConfig, dimensions: Sequence[Dimension]) -> list[EditSample]:
+    """The samples of the old kind that a fine-tuned judge is measured on before and after; none if not asked for."""
+    if config.data.retention is None:
+        return []
+    root = config.data.image_root
+    loaded = load_samples(config.data.retention, dimensions, image_root=root, check_images="header")
+    return spread_evenly(loaded.samples, config.validation.max_samples)
+
+
 def spread_evenly(samples: Sequence[EditSample], count: int | None) -> list[EditSample]:
     """``count`` samples at equal distances, so that a sorted manifest is not judged by its first rows."""
     if count is None or count >= len(samples):

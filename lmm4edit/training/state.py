@@ -33,7 +33,7 @@ class TrainingState:
     Attributes:
         step: optimizer steps taken.
         tensors: trained parameters by name.
-        optimizer: the optimizer's ``state_dict``.
+        optimizer: the optimizer's ``state_dict``, or this process's part of it.
         ranks: the rank allocator's state.
         facts: plain values that must agree on resume (data fingerprint, processes) or go on (best validation value).
     """
@@ -50,8 +50,13 @@ def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
 
 
-def restore_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
-    """Copy saved tensors into the model.
+def check_tensors(
+    model: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    origin: str,
+    shape: Callable[[torch.Tensor], torch.Size] = lambda p: p.shape,
+) -> None:
+    """Make sure that saved tensors are the model's. ``shape`` gives a parameter's, however it is divided.
 
     Raises:
         CheckpointError: if names or shapes differ; each is named.
@@ -60,9 +65,9 @@ def restore_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor], origi
     problems = [f"  {name}: missing in the state" for name in trained if name not in tensors]
     problems += [f"  {name}: not in the model" for name in tensors if name not in trained]
     problems += [
-        f"  {name}: {tuple(p.shape)} in the model, {tuple(tensors[name].shape)} in the state"
+        f"  {name}: {tuple(shape(p))} in the model, {tuple(tensors[name].shape)} in the state"
         for name, p in trained.items()
-        if name in tensors and p.shape != tensors[name].shape
+        if name in tensors and shape(p) != tensors[name].shape
     ]
     if problems:
         raise CheckpointError(
@@ -70,9 +75,19 @@ def restore_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor], origi
             + "\n".join(problems)
             + "\nAdd --restart to begin anew."
         )
+
+
+def restore_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
+    """Copy saved tensors into the model.
+
+    Raises:
+        CheckpointError: if names or shapes differ; each is named.
+    """
+    check_tensors(model, tensors, origin)
     with torch.no_grad():
-        for name, p in trained.items():
-            p.copy_(tensors[name])
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                p.copy_(tensors[name])
 
 
 def save_state(
@@ -81,17 +96,19 @@ def save_state(
     *,
     keep_last: int,
     rank: int = 0,
+    divided: bool = False,
     barrier: Callable[[], object] = lambda: None,
 ) -> Path:
     """Write a state atomically and drop old ones.
 
-    Called by all processes: each writes its random generators, rank 0 the rest.
+    Called by all processes: each writes its random generators (and its part of a divided optimizer), rank 0 the rest.
 
     Args:
         folder: where the states of a run lie.
         state: what to write (looked at on rank 0 only).
         keep_last: number of states to keep.
         rank: this process.
+        divided: every process holds another part of the optimizer's state.
         barrier: waits for all processes.
     """
     target, temporary = folder / f"{_PREFIX}{state.step:08d}", folder / f".tmp-{state.step:08d}"
@@ -101,10 +118,13 @@ def save_state(
         temporary.mkdir()
     barrier()
     torch.save(_random_state(), temporary / f"random-{rank:05d}.pt")
+    if divided:
+        torch.save(dict(state.optimizer), temporary / f"optimizer-{rank:05d}.pt")
     barrier()
     if rank == 0:
         save_file(dict(state.tensors), temporary / "trained.safetensors")
-        torch.save(dict(state.optimizer), temporary / "optimizer.pt")
+        if not divided:
+            torch.save(dict(state.optimizer), temporary / "optimizer.pt")
         torch.save(dict(state.ranks), temporary / "ranks.pt")
         facts = {"step": state.step, **state.facts}
         (temporary / "state.json").write_text(json.dumps(facts, indent=2, allow_nan=False), encoding="utf-8")
@@ -124,18 +144,20 @@ def latest_state(folder: Path) -> Path | None:
     return next(reversed(_states(folder)), None)
 
 
-def load_state(path: Path) -> TrainingState:
-    """Read a state, everything on the processor.
+def load_state(path: Path, rank: int = 0) -> TrainingState:
+    """Read a state, everything on the processor; of a divided optimizer, this process's part.
 
     Raises:
         CheckpointError: if a file is missing or unreadable.
     """
     try:
         facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        part = path / f"optimizer-{rank:05d}.pt"
+        optimizer = part if any(path.glob("optimizer-*.pt")) else path / "optimizer.pt"
         return TrainingState(
             step=facts.pop("step"),
             tensors=load_file(path / "trained.safetensors"),
-            optimizer=torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True),
+            optimizer=torch.load(optimizer, map_location="cpu", weights_only=True),
             ranks=torch.load(path / "ranks.pt", map_location="cpu", weights_only=True),
             facts=facts,
         )

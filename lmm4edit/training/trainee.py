@@ -11,7 +11,7 @@ from torch import nn
 
 from lmm4edit.config import TrainConfig
 from lmm4edit.errors import ConfigError
-from lmm4edit.judge.adapters import AdapterConfig, attach_adapters, effective_ranks
+from lmm4edit.judge.adapters import AdapterConfig, attach_adapters, effective_ranks, regrow_ranks, train_further
 from lmm4edit.judge.backbones import (
     BackboneSpec,
     backbone_spec,
@@ -42,6 +42,7 @@ class Trainee:
         prompts: the wording.
         allocator: of AdaLoRA's ranks.
         notes: what a user should know before step 1.
+        starts_with_head: whether the run starts from a judge that gives scores already.
     """
 
     model: JudgeModel
@@ -49,6 +50,7 @@ class Trainee:
     prompts: PromptSet
     allocator: RankAllocator
     notes: tuple[str, ...] = ()
+    starts_with_head: bool = False
 
     def encoding(self, config: TrainConfig, *, teach: bool = True) -> Encoding:
         """How samples are presented: with the words this run teaches, or (``teach=False``) to be judged."""
@@ -67,8 +69,10 @@ class Trainee:
 def run_dimensions(config: TrainConfig) -> tuple[Dimension, ...]:
     """The dimensions of the run: the configuration's, or the starting judge's. Loads no weights.
 
+    A judge may be trained further on other dimensions than its own; those of the same name must be the same, though.
+
     Raises:
-        ConfigError: if both are given and differ.
+        ConfigError: if a dimension is defined otherwise than in the starting judge, or none of its own is left.
         CheckpointError: if the starting judge cannot be read.
     """
     configured, checkpoint = config.build_dimensions(), config.starting_checkpoint()
@@ -80,13 +84,16 @@ def run_dimensions(config: TrainConfig) -> tuple[Dimension, ...]:
         Dimension(**{field: getattr(entry, field) for field in fields})
         for entry in read_judge_file(checkpoint).dimensions
     )
-    if configured is not None and configured != stored:
+    if configured is None:
+        return stored
+    by_name = {dimension.name: dimension for dimension in stored}
+    if other := [d.name for d in configured if by_name.get(d.name, d) != d]:
         raise ConfigError(
-            f"dimensions: expected those of the starting judge {checkpoint} ({', '.join(d.name for d in stored)}), got "
-            f"{', '.join(d.name for d in configured)} (names, questions and ranges must agree). Leave the key out, or "
-            "start from the backbone."
+            f"dimensions: {', '.join(other)}: defined otherwise than in the starting judge {checkpoint} (question, "
+            "definition and range must agree, for its head has learnt to answer that question). Use its definition, or "
+            "another name."
         )
-    return stored
+    return configured
 
 
 def build_trainee(
@@ -113,11 +120,17 @@ def build_trainee(
         model, processor, prompts, notes = _from_backbone(config, dimensions)
     else:
         model, processor, prompts, notes = _from_checkpoint(config)
+    starts_with_head = config.stage == 2 and model.has_head
+    if tuple(dimensions) != model.dimensions:
+        model, changes = _with_dimensions(model, dimensions, samples)
+        notes = (*notes, *changes)
     set_pixel_limits(processor, config.backbone.min_pixels, config.backbone.max_pixels)
+    unrated = [name for name, values in _scores(samples, model.dimensions).items() if not values]
+    if unrated and config.needs_scores():
+        notes = (*notes, f"not rated in the training data, so its output is not trained: {', '.join(unrated)}")
     if config.stage == 2 and not model.has_head:
-        scores = {d.name: [s.mos[d.name] for s in samples if d.name in s.mos] for d in model.dimensions}
         head = ScoreHead(model.hidden_size, len(model.dimensions), config.score_head.inner)
-        model.attach_score_head(head, TargetScale.from_scores(scores))
+        model.attach_score_head(head, TargetScale.from_scores(_scores(samples, model.dimensions)))
     if config.stage == 1 and model.score_head is not None:
         model.score_head.requires_grad_(False)
         notes = (
@@ -132,7 +145,8 @@ def build_trainee(
     model.to(device)
     if config.backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()
-    return Trainee(model, processor, prompts, RankAllocator(model.backbone, _rank_schedule(config, plan)), notes)
+    allocator = RankAllocator(model.backbone, _rank_schedule(config, plan))
+    return Trainee(model, processor, prompts, allocator, notes, starts_with_head)
 
 
 def parameters_by_part(model: nn.Module, spec: BackboneSpec) -> dict[str, tuple[int, int]]:
@@ -215,13 +229,52 @@ def _from_checkpoint(config: TrainConfig) -> tuple[JudgeModel, Any, PromptSet, t
         trust_remote_code=config.backbone.trust_remote_code,
     )
     _check_same_parts(config, loaded.model, read_judge_file(checkpoint).adapter)
+    if config.adapter.ranks == "reallocate":
+        regrow_ranks(loaded.model.backbone, _adapter_config(config), seed=config.seed)
+    notes = train_further(loaded.model.backbone, _adapter_config(config))
     prompts = loaded.prompts
-    notes: tuple[str, ...] = ()
     if config.prompts is not None:
         prompts = load_prompts(config.prompts)
         if prompts.fingerprint() != loaded.prompts.fingerprint():
-            notes = (f"wording: {config.prompts}, but the starting judge was trained with another one",)
+            notes = (
+                *notes,
+                f"wording: {config.prompts}, but the starting judge was trained with another one",
+            )
     return loaded.model, loaded.processor, prompts, notes
+
+
+def _scores(samples: Sequence[EditSample], dimensions: Sequence[Dimension]) -> dict[str, list[float]]:
+    return {d.name: [s.mos[d.name] for s in samples if d.name in s.mos] for d in dimensions}
+
+
+def _with_dimensions(
+    model: JudgeModel, dimensions: Sequence[Dimension], samples: Sequence[EditSample]
+) -> tuple[JudgeModel, tuple[str, ...]]:
+    """A starting judge asked for other dimensions: what it can do it keeps, a new one's output starts from chance."""
+    old = [d.name for d in model.dimensions]
+    new = [d for d in dimensions if d.name not in old]
+    dropped = [name for name in old if name not in {d.name for d in dimensions}]
+    changed = JudgeModel(model.backbone, dimensions, model.answer_tokens)
+    changed.trained_backbone_weights = model.trained_backbone_weights
+    if model.score_head is not None and model.target_scale is not None:
+        fresh = TargetScale.from_scores(_scores(samples, new))
+        scales = dict(zip([d.name for d in new], zip(fresh.mean, fresh.sd, strict=True), strict=True))
+        scales |= dict(zip(old, zip(model.target_scale.mean, model.target_scale.sd, strict=True), strict=True))
+        head = ScoreHead(model.hidden_size, len(dimensions), model.score_head.inner)
+        with torch.no_grad():
+            head.first.load_state_dict(model.score_head.first.state_dict())
+            for index, name in enumerate(d.name for d in dimensions):
+                if name in old:
+                    head.second.weight[index] = model.score_head.second.weight[old.index(name)]
+                    head.second.bias[index] = model.score_head.second.bias[old.index(name)]
+        means, deviations = zip(*(scales[d.name] for d in dimensions), strict=True)
+        changed.attach_score_head(head, TargetScale(means, deviations))
+    notes = []
+    if new:
+        notes.append(f"new to the starting judge, so their outputs start from chance: {', '.join(d.name for d in new)}")
+    if dropped:
+        notes.append(f"of the starting judge's dimensions left out: {', '.join(dropped)}")
+    return changed, tuple(notes)
 
 
 def _check_same_parts(config: TrainConfig, model: JudgeModel, kind: str | None) -> None:

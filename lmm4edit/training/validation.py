@@ -22,6 +22,9 @@ from lmm4edit.training.processes import Processes
 
 ReadOut = Literal["text", "head"]
 
+SHOWN = 6
+"""Samples of a validation that are written down with their predictions, spread evenly."""
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -55,7 +58,8 @@ def validate(
     Returns:
         Values of a ``metrics.jsonl`` row: for each dimension ``srcc_``, ``krcc_``, ``plcc_``, ``rmse_``, ``distinct_``,
         ``n_`` and, read in words, ``parsed_`` (part of the answers that hold a number); ``srcc_mean``; ``accuracy`` (of
-        the answers to the questions), ``n_answers``; ``failed``. Undefined values are ``None``.
+        the answers to the questions), ``n_answers``; ``failed``; ``samples``: a few of them with ratings and
+        predictions. Undefined values are ``None``.
     """
     was_training = model.training
     model.eval()
@@ -121,4 +125,9 @@ def _compare(judged: Sequence[Judged], dimensions: Sequence[str], failed: int, r
     right = [(item.answer == "yes") == (item.targets[ANSWER] == 1.0) for item in answered]
     row["accuracy"] = sum(right) / len(right) if right else None
     row["n_answers"] = len(right)
+    shown = [judged[index * len(judged) // SHOWN] for index in range(SHOWN)] if len(judged) > SHOWN else judged
+    row["samples"] = [
+        {"sample_id": item.sample_id, "rated": item.targets, "predicted": item.scores, "answer": item.answer}
+        for item in shown
+    ]
     return row

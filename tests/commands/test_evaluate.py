@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from lmm4edit.cli import app
 from lmm4edit.data.manifest import write_manifest
-from lmm4edit.errors import ScorerError
+from lmm4edit.errors import ScorerError, StoreError
 from lmm4edit.records import EditSample
 
 
@@ -93,3 +94,61 @@ def test_help_has_an_example(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"])
     assert done.exit_code == 0
     assert f"lmm4edit {command}" in " ".join(done.output.split())
+
+
+def evaluate(manifest: Path, out: Path, *more: str, scorers: str = "mse"):
+    words = ["evaluate", "--manifest", str(manifest), "--scorers", scorers, "--out", str(out), "--resamples", "0"]
+    return CliRunner().invoke(app, [*words, *more])
+
+
+def test_what_has_no_value_is_said_with_its_reason(manifest: Path, tmp_path: Path) -> None:
+    for image in tmp_path.glob("s0_e*.png"):
+        image.write_bytes(b"no image")
+    done = evaluate(manifest, tmp_path / "some")
+    assert done.exit_code == 0
+    assert re.search(r"mse: 5 of 24 values are missing, the first because of s0_e\d: ", done.output), done.output[-600:]
+    for image in tmp_path.glob("s*.png"):
+        image.write_bytes(b"no image")
+    assert evaluate(manifest, tmp_path / "none").exit_code == 3
+
+
+def test_edits_without_ratings_make_no_report_and_say_so(manifest: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    bare = [{k: v for k, v in row.items() if not k.startswith("mos_") and k != "answer"} for row in rows]
+    path = manifest.with_name("bare.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in bare))
+    assert evaluate(path, tmp_path / "run").exit_code == 0
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
+    assert isinstance(done.exception, StoreError)
+    assert "expected edits with ratings or answers to compare with, got none" in str(done.exception)
+
+
+def test_pictures_replaced_between_two_calls_are_noticed(manifest: Path, tmp_path: Path) -> None:
+    evaluate(manifest, tmp_path / "run")
+    Image.new("RGB", (64, 64)).save(tmp_path / "s0_e1.png")
+    again = evaluate(manifest, tmp_path / "run")
+    assert isinstance(again.exception, StoreError) and "have changed since they were scored: s0_e1" in str(
+        again.exception
+    )
+
+
+def test_bad_places_are_named(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out, words in [(tmp_path / "file", ()), (tmp_path / "file" / "run", ())]:
+        assert "expected a folder to write into" in str(evaluate(manifest, out, *words).exception)
+    missing = evaluate(manifest, tmp_path / "run", "--training", str(tmp_path / "nowhere"))
+    assert "nowhere: expected the folder of a training run" in str(missing.exception)
+
+
+def test_markdown_of_a_report_holds_no_html_or_links_of_others(manifest: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    for row in rows:
+        row["editing_model"] = "<script>alert(1)</script>"
+        row["instruction"] = "[click](javascript:alert(1)) <img src=x onerror=alert(1)>"
+    path = manifest.with_name("hostile.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluate(path, tmp_path / "run", "--name", "<b>bold</b>")
+    CliRunner().invoke(app, ["report", str(tmp_path / "run")])
+    text = (tmp_path / "run" / "report" / "report.md").read_text()
+    assert "<script" not in text and "<b>" not in text and "<img" not in text and "[click]" not in text
+    assert "&lt;b&gt;bold" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import os
 import struct
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
+from lmm4edit.data import images
 from lmm4edit.data.images import decode_image, fit_for_patches, pixel_hash
 from lmm4edit.errors import ImageError
 
@@ -395,6 +397,27 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path: Path) ->
     assert message_of(path) == (
         f"{path}: expected at most 178,956,970 pixels, got 400,000,000. "
         "Shrink it, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust where it comes from."
+    )
+
+
+def test_what_pillow_only_warns_of_is_refused_too(tmp_path: Path) -> None:
+    path = tmp_path / "small file, many pixels.png"
+    path.write_bytes(png_header_only(13000, 13000))
+    assert message_of(path) == (
+        f"{path}: expected at most 89,478,485 pixels, got 13000 x 13000 = 169,000,000. "
+        "Shrink it, or raise max_pixels if you trust where it comes from."
+    )
+
+
+def test_a_file_whose_reading_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BadDisk(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(images, "_open", lambda path, name: BadDisk())
+    assert message_of("x.png") == (
+        "x.png: expected an image file, got one that cannot be read: Input/output error. "
+        "Look at the disk, then try again."
     )
 
 

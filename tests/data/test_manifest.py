@@ -406,7 +406,7 @@ names = texts.filter(lambda text: not text.startswith("data:") and "://" not in 
 paths = names.map(lambda name: f"/images/{name.replace('/', '_').strip('.') or 'x'}").filter(
     lambda path: path.strip() == path
 )
-scores = st.floats(allow_nan=False, allow_infinity=False)
+scores = st.floats(-1e9, 1e9)
 labels = st.dictionaries(st.from_regex(r"[a-z]{1,6}", fullmatch=True), texts, max_size=2)
 
 
@@ -449,3 +449,68 @@ def test_reading_manifests_loads_no_torch() -> None:
     code = "import sys; import lmm4edit.data.manifest, lmm4edit.data.check; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source_image": {}}, "source_image: expected an image, got an empty one"),
+        ({"source_image": {"bytes": None, "path": None}}, "source_image: expected an image, got an empty one"),
+        ({"edited_image": {"bytes": "abc"}}, "edited_image: expected the bytes of an image file, got str 'abc'"),
+        ({"edited_image": {"bytes": 7}}, "edited_image: expected the bytes of an image file, got int 7"),
+        ({"instruction": "cut \ud83d"}, "instruction: expected whole characters, got half of one, \\ud83d"),
+        ({"sample_id": "cut \ud83d"}, "sample_id: expected whole characters, got half of one, \\ud83d"),
+        ({"mos_quality": 1e308}, "mos_quality: expected a number between -1,000,000,000 and 1,000,000,000"),
+    ],
+)
+def test_values_that_would_crash_later_are_reported_here(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(json.dumps({**ROW, **changes}) + "\n" + json.dumps({**ROW, "sample_id": "2"}) + "\n")
+    with pytest.raises(ManifestError) as error:
+        read_manifest(path)
+    assert message in str(error.value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert [sample.sample_id for sample in read_manifest(path, on_error="skip")] == ["2"]
+
+
+def test_an_image_of_any_length_fits_in_a_csv_cell(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    content = "data:;base64," + "A" * 400_000
+    path.write_text(f'sample_id,source_image,edited_image,instruction\n1,"{content}",b.png,do it\n')
+    assert read_manifest(path)[0].source_image == content
+
+
+def test_empty_columns_at_the_end_of_a_spreadsheet_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text("sample_id,source_image,edited_image,instruction,,\n1,a.png,b.png,do it,,\n2,a.png,c.png,do it\n")
+    assert [sample.sample_id for sample in read_manifest(path)] == ["1", "2"]
+    path.write_text("sample_id,source_image,edited_image,instruction,,\n1,a.png,b.png,do it,,left over\n")
+    with pytest.raises(ManifestError, match="expected 4 cells as in the header"):
+        read_manifest(path)
+
+
+def test_a_parquet_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = [*ROW, "instruction"]
+    arrays = [pa.array([str(ROW.get(name))]) for name in names]
+    pq.write_table(pa.Table.from_arrays(arrays, names=names), tmp_path / "m.parquet")
+    with pytest.raises(ManifestError, match="expected each column once, got 'instruction' twice"):
+        read_manifest(tmp_path / "m.parquet")
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", "{}", '{"splits": 3}'])
+def test_a_damaged_folder_of_splits_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "dataset_dict.json").write_text(content)
+    with pytest.raises(ManifestError, match="one whose dataset_dict.json cannot be read"):
+        read_manifest(tmp_path)
+
+
+def test_a_pipe_is_no_manifest(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.jsonl")
+    with pytest.raises(ManifestError, match="expected a file or folder, got a pipe or device"):
+        read_manifest(tmp_path / "m.jsonl")

@@ -21,8 +21,8 @@ from lmm4edit.evaluation.cases import pick_cases
 from lmm4edit.evaluation.columns import predicted_columns
 from lmm4edit.evaluation.report import build_report
 from lmm4edit.evaluation.runner import Run, read_run_folder, write_run
-from lmm4edit.evaluation.sections import read_curves
 from lmm4edit.evaluation.stored import current_metrics
+from lmm4edit.evaluation.training_curves import read_curves
 from lmm4edit.predictions.store import PredictionStore
 from lmm4edit.records import EditSample, Prediction
 from lmm4edit.scorers.base import ScorerInfo
@@ -120,7 +120,7 @@ def test_every_part_is_there(html: str, run: Path) -> None:
     assert html.count('role="img"') >= 7
     report = run / "report"
     assert Image.open(report / "overview.png").size == (1600, 900)
-    for name in ("agreement", "by_content", "scatter_00", "per_edit_task", "editing_models", "training"):
+    for name in ("agreement", "by_content", "scatter_00", "per_edit_task", "editing_models", "training_1"):
         assert (report / "figures" / f"{name}.svg").stat().st_size > 1000
         assert Image.open(report / "figures" / f"{name}.png").width > 800
     tables = {path.stem for path in (report / "tables").glob("*.csv")}
@@ -237,7 +237,7 @@ def test_cases_differ_in_source_are_ordered_and_never_shown_twice() -> None:
 def test_training_curves_survive_a_torn_line_and_missing_folders(tmp_path: Path, run: Path) -> None:
     curves = read_curves(run.parent / "stage2")
     assert curves is not None
-    assert len(curves.loss[0]) == 39
+    assert len(curves.training["loss"][0]) == 39
     assert curves.validation == {"srcc_quality": ([10, 20, 30], [0.2, 0.4, 0.6]), "accuracy": ([10, 20, 30], [0.6] * 3)}
     assert read_curves(tmp_path) is None
 

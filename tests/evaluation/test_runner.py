@@ -50,6 +50,9 @@ def edits(tmp_path: Path) -> list[EditSample]:
 def test_everything_is_stored_and_read_back(tmp_path: Path, edits: list[EditSample], scorers: dict) -> None:
     scorers["counting"] = counting = Counting(fail=(edits[2].sample_id,))
     seen: list[tuple[str, int, int]] = []
+    trained = tmp_path / "stage2"
+    trained.mkdir()
+    (trained / "metrics.jsonl").write_text("")
     path = run_scorers(
         edits,
         ["counting"],
@@ -58,7 +61,7 @@ def test_everything_is_stored_and_read_back(tmp_path: Path, edits: list[EditSamp
         lambda *a: seen.append(a),
         benchmark="toy",
         simulated="why",
-        training=["t1"],
+        training=[str(trained)],
     )
     assert path == tmp_path / "run" / "predictions.jsonl"
     assert [len(batch) for batch in counting.asked] == [3, 3, 1]
@@ -72,7 +75,8 @@ def test_everything_is_stored_and_read_back(tmp_path: Path, edits: list[EditSamp
         assert Path(read.edited_image).samefile(edit.edited_image)
         paths = {"source_image": "", "edited_image": "", "location": None}
         assert replace(read, **paths) == replace(edit, **paths)
-    assert (content.run.benchmark, content.run.simulated, content.run.training) == ("toy", "why", ("t1",))
+    assert (content.run.benchmark, content.run.simulated) == ("toy", "why")
+    assert content.run.training == (str(trained),)
     assert content.run.scorers == {"counting": counting.info}
 
 

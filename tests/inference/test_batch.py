@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lmm4edit.errors import ConfigError, StoreError
+from lmm4edit.inference import batch
 from lmm4edit.inference.batch import part_path, score_manifest
 from lmm4edit.inference.judge import load_judge
 from tests.inference.kit import write_broken
@@ -195,3 +198,36 @@ def test_two_processes_on_one_output_are_refused(judge_folder_2: Path, judge, ed
     with PredictionStore(part_path(output), {"held": "by a test"}):
         done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "it is in use by process" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_pictures_replaced_under_their_names_are_not_given_their_old_scores(judge, edits: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "edits"
+    shutil.copytree(edits, copied)
+    output = tmp_path / "scores.jsonl"
+    score_manifest(judge, copied / "edits.jsonl", output)
+    assert score_manifest(judge, copied / "edits.jsonl", output).n_new == 0
+    shutil.copy(edits / "e0.png", copied / "e1.png")
+    os.utime(copied / "e1.png", ns=(1, 1))
+    with pytest.raises(StoreError, match="pictures of 1 files have changed since they were scored: e1 "):
+        score_manifest(judge, copied / "edits.jsonl", output)
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_scored(judge, edits: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file: expected a folder to write into, got: "):
+        score_manifest(judge, edits / "edits.jsonl", tmp_path / "file" / "scores.csv")
+
+
+def test_a_full_disk_at_the_end_loses_no_score(
+    judge, edits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    output = tmp_path / "scores.csv"
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "write_rows", full)
+        with pytest.raises(StoreError, match="No space left on device. Every score is safe in .*scores.csv.part.jsonl"):
+            score_manifest(judge, edits / "edits.jsonl", output)
+    report = score_manifest(judge, edits / "edits.jsonl", output)
+    assert (report.n_new, report.n_scored) == (0, 7)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from lmm4edit.judge.adapters import AdapterConfig, adalora_layers, attach_adapters
-from lmm4edit.judge.backbones import special_ids
+from lmm4edit.judge.backbones import backbone_spec, special_ids
 from lmm4edit.judge.model import JudgeModel, ObjectiveWeights
 from lmm4edit.judge.packing import PackedBatch, PackedExample, answer_token_ids, collate, encode_example, unpack
 from lmm4edit.judge.prompts import PromptSet, load_prompts
@@ -58,6 +58,7 @@ class Kit:
         images = [Image.fromarray(rng.integers(0, 256, (*sizes[(index + k) % 4], 3), dtype=np.uint8)) for k in range(2)]
         options.setdefault("question", f"Is thing {index} gone?")
         options.setdefault("sample_id", f"s{index}")
+        options.setdefault("chat", backbone_spec(self.backbone).chat)
         instruction = options.pop("instruction", "remove the cat" + " and the dog" * (index % 3))
         return encode_example(self.processor, self.prompts, instruction, *images, dimensions, **options)
 

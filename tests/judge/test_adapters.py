@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from lmm4edit.judge.adapters import (
     attach_adapters,
     effective_ranks,
     orthogonality_penalty,
+    regrow_ranks,
+    train_further,
     trainable_parameters,
 )
 from lmm4edit.judge.backbones import backbone_spec, last_hidden_states
@@ -220,3 +223,102 @@ def test_adapters_are_attached_once(kit: Kit) -> None:
     with pytest.raises(ConfigError) as caught:
         attach_adapters(judge.backbone, AdapterConfig())
     assert str(caught.value) == ("The backbone already has adapters. Load it afresh, or continue from a checkpoint.")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_scale_of_an_adapter_is_never_trained(kit: Kit, dtype: torch.dtype) -> None:
+    """PEFT makes ``ranknum`` a trained parameter on a bfloat16 backbone, and saves it nowhere: the judge would change
+    when it is read back."""
+    backbone = attach_adapters(kit.backbone.to(dtype), AdapterConfig(init_r=3, target_r=2))
+    scales = {name: p for name, p in backbone.named_parameters() if "ranknum" in name}
+    assert len(scales) == 24
+    assert all(p.dtype == torch.float32 and p.item() == 3 and not p.requires_grad for p in scales.values())
+    assert all(p.dtype == torch.float32 for name, p in backbone.named_parameters() if ".lora_" in name)
+
+
+def _with_ranks(kit: Kit, ranks: list[int]) -> torch.nn.Module:
+    """An AdaLoRA judge's backbone of init_r 3 whose matrices were cut to these ranks, in turn, by PEFT itself."""
+    judge = kit.judge()
+    pattern = {
+        f"{name}.lora_E.default": [i < ranks[index % len(ranks)] for i in range(3)]
+        for index, name in enumerate(adalora_layers(judge.backbone))
+    }
+    judge.backbone.resize_modules_by_rank_pattern(pattern, "default")  # type: ignore[operator]
+    judge.backbone.peft_config["default"].rank_pattern = pattern  # type: ignore[index, union-attr]
+    return judge.backbone
+
+
+@pytest.mark.parametrize("rank", [3, 5])
+def test_regrown_ranks_leave_the_outputs_as_they_are(kit: Kit, rank: int) -> None:
+    """Also where a matrix had none left (PEFT divides its update by 0), and where init_r was another."""
+    backbone = _with_ranks(kit, [0, 1, 3])
+    batch = kit.batch([kit.example(0), kit.example(1)])
+    with torch.no_grad():
+        before = last_hidden_states(backbone, batch)
+        state = torch.random.get_rng_state()
+        regrow_ranks(backbone, AdapterConfig(init_r=rank, target_r=2), seed=1)
+        assert torch.equal(state, torch.random.get_rng_state())
+        torch.testing.assert_close(last_hidden_states(backbone, batch), before, atol=1e-5, rtol=1e-5)
+    layers = adalora_layers(backbone)
+    assert {tuple(layer.values.shape) for layer in layers.values()} == {(rank, 1)}
+    assert [int((layer.values != 0).sum()) for layer in layers.values()] == [0, 1, 3] * 8
+    new = torch.cat([layer.right[-1] for layer in list(layers.values())[::3]])
+    assert 0.015 < new.std() < 0.025  # as PEFT draws fresh factors
+    settings = backbone.peft_config["default"]  # type: ignore[index, union-attr]
+    assert (settings.init_r, settings.target_r, settings.rank_pattern) == (rank, 2, None)
+
+
+def test_regrown_matrices_learn_again(kit: Kit) -> None:
+    backbone = _with_ranks(kit, [0])
+    regrow_ranks(backbone, AdapterConfig(init_r=3, target_r=2))
+    assert orthogonality_penalty(backbone).item() > 0  # type: ignore[union-attr]
+    parameters = trainable_parameters(backbone)
+    assert sum("lora_E" in name for name in parameters) == 24 and not any("ranknum" in name for name in parameters)
+    optimizer = torch.optim.SGD([p for p in backbone.parameters() if p.requires_grad], lr=1.0)
+    last_hidden_states(backbone, kit.batch([kit.example(0)])).pow(2).mean().backward()
+    optimizer.step()
+    assert set(effective_ranks(backbone).values()) == {3}
+
+
+def test_the_same_seed_regrows_the_same_triplets(kit: Kit) -> None:
+    backbone = _with_ranks(kit, [1])
+    regrown = []
+    for seed in (0, 0, 1):
+        again = copy.deepcopy(backbone)
+        regrow_ranks(again, AdapterConfig(init_r=3, target_r=2), seed=seed)
+        regrown.append(next(iter(adalora_layers(again).values())).left.detach())
+    assert torch.equal(regrown[0], regrown[1]) and not torch.equal(regrown[0], regrown[2])
+
+
+def test_ranks_that_cannot_be_regrown_are_refused(kit: Kit) -> None:
+    with pytest.raises(ConfigError) as caught:
+        regrow_ranks(kit.judge().backbone, AdapterConfig(init_r=2, target_r=1))
+    assert str(caught.value) == (
+        "adapter.init_r: ranks are grown again to it, so expected at least 3, the largest rank of the starting judge, "
+        "got 2. Raise it, or set adapter.ranks: continue."
+    )
+
+
+@pytest.mark.parametrize("kind", ["lora", "none"])
+def test_only_adalora_has_ranks_to_regrow(kit: Kit, kind: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        regrow_ranks(kit.judge(kind).backbone, AdapterConfig())
+    assert str(caught.value) == "Ranks can be grown again in AdaLoRA's matrices alone, and this judge has none."
+
+
+def test_an_adapter_that_is_trained_further_takes_the_new_dropout_and_keeps_its_scale(kit: Kit) -> None:
+    backbone = kit.judge(dropout=0.5).backbone
+    batch = kit.batch([kit.example(0)])
+    backbone.eval()
+    with torch.no_grad():
+        before = last_hidden_states(backbone, batch)
+        assert train_further(backbone, AdapterConfig(init_r=3, dropout=0.0)) == ()
+        backbone.train()
+        assert torch.equal(last_hidden_states(backbone, batch), before)
+        notes = train_further(backbone, AdapterConfig(init_r=4, dropout=0.5, lora_alpha=8))
+        assert not torch.equal(last_hidden_states(backbone, batch), before)
+    assert notes == (
+        "adapter.lora_alpha: the starting judge's 32 is kept, not the configuration's 8",
+        "adapter.init_r: the starting judge's 3 is kept, not the configuration's 4",
+    )
+    assert train_further(kit.backbone, AdapterConfig("none")) == ()

@@ -407,3 +407,29 @@ def test_half_precision_loading(kit: Kit, saved: Path) -> None:
     assert loaded.model.score_head is not None
     assert loaded.model.score_head.first.weight.dtype == torch.float32
     assert torch.isfinite(loaded.model(kit.batch([kit.taught(0)]), STAGE_2).loss)
+
+
+@pytest.mark.parametrize("kind", ["adalora", "lora", "full", "none"])
+def test_what_is_trained_further_is_not_rounded_to_the_backbone_s_precision(
+    kit: Kit, tmp_path: Path, kind: str
+) -> None:
+    """On a bfloat16 backbone PEFT makes projector and pruned factors bfloat16, and reading into them rounds."""
+    judge = kit.judge(kind)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in judge.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1e-4 * torch.randn(parameter.shape, generator=generator))
+    if kind == "adalora":
+        _prune(judge, kit)
+    folder = _save(kit, judge, tmp_path / "judge")
+    loaded = load_checkpoint(folder, dtype="bfloat16", adapter_trainable=True)
+    trained = [p for p in loaded.model.parameters() if p.requires_grad]
+    assert trained and all(p.dtype == torch.float32 for p in trained)
+    again = _save(kit, loaded.model, tmp_path / "again")
+    files = [path.relative_to(folder) for path in folder.rglob("*.safetensors")]
+    assert len(files) == 2
+    for name in files:
+        one, two = load_file(folder / name), load_file(again / name)
+        assert one.keys() == two.keys()
+        assert [key for key in one if not torch.equal(one[key], two[key])] == []

@@ -37,7 +37,7 @@ def test_options_and_overrides_reach_the_loop(tmp_path: Path, make_config: Make,
     assert status == 0
     ((config, options),) = calls
     assert (config.optimizer.learning_rate, config.seed, config.init_from) == (2e-4, 7, start)
-    assert options == {"restart": True, "dry_run": False, "accept_changes": False}
+    assert options == {"restart": True, "dry_run": False, "planned_processes": None, "accept_changes": False}
 
 
 def test_a_configuration_of_the_other_stage_is_refused(
@@ -92,4 +92,4 @@ def test_the_launchers_explain_themselves(stage: int) -> None:
         [sys.executable, str(script), "--help"], capture_output=True, text=True, check=True, env=environment
     )
     assert f"Train stage {stage} of a judge" in done.stdout
-    assert f"example: accelerate launch train/stage{stage}.py --config configs/tiny/stage{stage}.yaml" in done.stdout
+    assert f"  accelerate launch train/stage{stage}.py --config configs/tiny/stage{stage}.yaml" in done.stdout

@@ -84,11 +84,16 @@ def test_accelerate_launch_trains_both_stages(tmp_path: Path, run_config: Make) 
     assert again.returncode == 0 and "this run is finished" in again.stdout
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(tmp_path: Path, run_config: Make, stage: int) -> None:
+@pytest.mark.parametrize(("stage", "start"), [(1, None), (2, "backbone"), (2, "reallocated stage 1")])
+def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(
+    tmp_path: Path, run_config: Make, stage: int, start: str | None, request: pytest.FixtureRequest
+) -> None:
     changes: dict[str, Any] = {"epochs": 6, "checkpoint__save_every_steps": 1}
-    if stage == 2:
-        changes["init_from"] = "backbone"
+    if start == "backbone":
+        changes["init_from"] = start
+    elif start is not None:
+        changes["init_from"] = str(request.getfixturevalue("stage1") / "checkpoint")
+        changes["adapter__ranks"] = "reallocate"
     whole = write(run_config(tmp_path / "whole", stage, **changes), tmp_path / "whole.yaml")
     cut = write(run_config(tmp_path / "cut", stage, **changes), tmp_path / "cut.yaml")
     assert call(sys.executable, script(stage), "--config", str(whole)).returncode == 0

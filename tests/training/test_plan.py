@@ -56,14 +56,23 @@ def test_validation_comes_after_epochs_or_steps_and_always_at_the_end(make_confi
     assert derive_plan(by_steps, COUNTS).validation_steps == {20, 40, 50}
 
 
-def test_ranks_are_pruned_only_in_a_run_that_starts_from_the_backbone(make_config: Any) -> None:
+def test_ranks_are_pruned_in_a_run_that_starts_from_the_backbone_or_reallocates(make_config: Any) -> None:
     fresh = make_config()
     plan = derive_plan(fresh, COUNTS)
     assert describe_rank_schedule(fresh, plan) == ("mean 12 -> 8 (AdaLoRA): pruned every 1 steps from step 5 to 35")
     later = make_config(stage=2, objective={"score_mse": 1.0}, init_from="runs/one/checkpoint")
     plan = derive_plan(later, COUNTS)
     assert (plan.tinit, plan.tfinal, plan.delta_t) == (None, None, None)
-    assert describe_rank_schedule(later, plan) == "kept from the checkpoint that the run starts from"
+    assert describe_rank_schedule(later, plan) == "kept from the starting judge (adapter.ranks: continue)"
+    anew = make_config(
+        stage=2, objective={"score_mse": 1.0}, init_from="runs/one/checkpoint", adapter__ranks="reallocate"
+    )
+    plan = derive_plan(anew, COUNTS)
+    assert (plan.tinit, plan.tfinal, plan.delta_t) == (5, 15, 1)
+    assert describe_rank_schedule(anew, plan) == (
+        "every matrix of the starting judge grown to 12 (adapter.ranks: reallocate), then mean 12 -> 8 (AdaLoRA): "
+        "pruned every 1 steps from step 5 to 35"
+    )
     lora = make_config(adapter__kind="lora")
     assert describe_rank_schedule(lora, derive_plan(lora, COUNTS)) == "12 (LoRA: fixed)"
     full = make_config(adapter__kind="full")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lmm4edit.data.minibench.lessons import corpus, generate_lessons
 from lmm4edit.errors import ConfigError
@@ -114,3 +118,21 @@ def test_muon_learns_a_linear_map() -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < 0.05 * losses[0]
+
+
+@pytest.mark.slow
+def test_a_finished_backbone_is_taught_further_from_its_weights(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    start = root / "checkpoints" / "tiny" / "backbone"
+    words = ["--init-from", str(start), "--run-dir", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    subprocess.run(
+        [sys.executable, str(root / "train" / "pretrain_tiny.py"), *words, "--steps", "1", "--batch-size", "2"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+    )
+    before, after = load_file(start / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert before.keys() == after.keys()
+    changes = [float((after[name].float() - before[name].float()).abs().max()) for name in before]
+    assert 0 < max(changes) < 0.1
+    assert json.loads((tmp_path / "out" / "recipe.json").read_text())["init_from"] == str(start)

@@ -135,7 +135,12 @@ def test_words_are_the_same_packed_and_one_question_a_row(
 
 def test_batches_do_not_move_the_statistics(model: JudgeModel, dataset: EditDataset) -> None:
     rows = [validate(model, dataset, Processes(), read_out="head", batch_size=size) for size in (1, 12)]
+    shown = [row.pop("samples") for row in rows]
     assert rows[0] == pytest.approx(rows[1], abs=1e-5)
+    assert len(shown[0]) == validation.SHOWN
+    for one, other in zip(*shown, strict=True):
+        assert (one["sample_id"], one["rated"], one["answer"]) == (other["sample_id"], other["rated"], other["answer"])
+        assert one["predicted"] == pytest.approx(other["predicted"], abs=1e-4)
 
 
 def test_validation_leaves_the_mode_and_the_random_state_alone(model: JudgeModel, dataset: EditDataset) -> None:
