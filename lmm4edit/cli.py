@@ -10,12 +10,14 @@ import typer
 from lmm4edit.commands import data as data_commands
 from lmm4edit.commands import judge as judge_commands
 from lmm4edit.commands.ablate import ablate
+from lmm4edit.commands.backbones import backbones
 from lmm4edit.commands.demo import demo
 from lmm4edit.commands.evaluate import evaluate
 from lmm4edit.commands.ranks import ranks
 from lmm4edit.commands.report import report
 from lmm4edit.commands.score import score
 from lmm4edit.errors import LMM4EditError
+from lmm4edit.threads import wait_politely
 
 app = typer.Typer(
     name="lmm4edit",
@@ -30,6 +32,7 @@ app.command()(evaluate)
 app.command()(report)
 app.command()(ranks)
 app.command()(ablate)
+app.command()(backbones)
 app.add_typer(data_commands.app, name="data")
 app.add_typer(judge_commands.app, name="judge")
 
@@ -58,6 +61,7 @@ def root(
 
 def main() -> None:
     """Run the command line; known errors end with one clear message and exit status 2."""
+    wait_politely()
     # Of libraries to each other; nothing a user could do about it.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
     try:

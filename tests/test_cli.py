@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ COMMANDS = [
     ["report"],
     ["ranks"],
     ["ablate"],
+    ["backbones"],
     ["data", "check"],
     ["data", "import"],
     ["data", "minibench"],
@@ -79,3 +81,19 @@ def test_known_errors_are_one_message_without_a_traceback(tmp_path: Path) -> Non
     assert done.returncode == 2
     assert done.stderr.startswith(f"Error: {tmp_path / 'none'}: there is no such judge.")
     assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "passive"), ("active", "active")])
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(before: str | None, after: str) -> None:
+    code = (
+        "import os, sys\n"
+        "from lmm4edit.cli import main\n"
+        "sys.argv = ['lmm4edit', '--version']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": before} if before else {}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines()[-1] == f"{after} False"

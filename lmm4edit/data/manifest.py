@@ -74,6 +74,7 @@ def read_manifest(
         ManifestError: if the file cannot be read, has an unknown column, or holds no usable row; and, unless skipping,
             if any row is wrong. A MOS outside its dimension's range is *not* refused (Eq. 1 of the paper can leave it);
             :func:`lmm4edit.data.check.check_manifest` reports it.
+        ConfigError: if there is a ``dimensions.yaml`` beside the manifest and it is wrong.
     """
     parser = RowParser(path, image_root, dimensions)
     samples, found = [], []

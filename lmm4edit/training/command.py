@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from lmm4edit.config import TrainConfig, load_config
 from lmm4edit.errors import ConfigError, LMM4EditError
+from lmm4edit.threads import wait_politely
 
 
 def run_from_command_line(stage: int, arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +25,7 @@ def run_from_command_line(stage: int, arguments: Sequence[str] | None = None) ->
         Exit status: 0 if the run is complete (or was before), 1 if something has to be repaired first; then the
         reason stands on the error output.
     """
+    wait_politely()
     options = _parser(stage).parse_intermixed_args(arguments)
     try:
         config = _configuration(stage, options)
