@@ -5,6 +5,7 @@ What is proven of each row stands in :mod:`lmm4edit.judge.families`, which loads
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -40,6 +41,7 @@ class BackboneSpec:
         more_projectors: full-match pattern of further projector modules (Qwen3's for its deeper layers), or empty.
         unused_vision: (configuration) to a full-match pattern of vision layers whose outputs nobody reads, which
             adapters leave out because they would never get a gradient; or ``None``.
+        cast_projector: whether a projector in float32 on a backbone in bfloat16 must be handed float32.
     """
 
     model_type: str
@@ -56,6 +58,12 @@ class BackboneSpec:
     positions: Literal["mrope", "sequence"] = "mrope"
     more_projectors: str = ""
     unused_vision: Callable[[Any], str | None] | None = None
+    cast_projector: bool = True
+
+    def in_projector(self, name: str) -> bool:
+        """Whether a parameter or module of a judge, wrapped by PEFT or not, belongs to a projector."""
+        patterns = [re.escape(self.projector), *([self.more_projectors] if self.more_projectors else [])]
+        return any(re.search(rf"(^|\.){pattern}\.", f"{name}.") for pattern in patterns)
 
 
 def _beyond_feature_layer(layers: str) -> Callable[[Any], str | None]:
@@ -82,6 +90,7 @@ BACKBONES: dict[str, BackboneSpec] = {
         BackboneSpec(
             model_type="qwen2_5_vl",
             processor="Qwen2_5_VLProcessor",
+            cast_projector=False,  # its norm does it
             vision_regex=r".*visual\.blocks\.\d+\.(attn\.(qkv|proj)|mlp\.(gate_proj|up_proj|down_proj))",
             llm_regex=_LLM_REGEX,
             projector="model.visual.merger",

@@ -20,6 +20,7 @@ __all__ = [
     "BackboneSpec",
     "adapter_patterns",
     "backbone_spec",
+    "cast_projector_inputs",
     "check_attention",
     "last_hidden_states",
     "load_backbone",
@@ -196,6 +197,25 @@ def projector_modules(model: nn.Module) -> list[str]:
     """Full paths of the modules between vision encoder and language model, the main one first."""
     spec = backbone_spec(model)
     return [spec.projector, *(module_names(model, spec.more_projectors) if spec.more_projectors else [])]
+
+
+def cast_projector_inputs(backbone: nn.Module) -> None:
+    """Let projectors in float32 stand behind a vision encoder in bfloat16; what follows takes its own type again.
+
+    What is trained is kept in float32 whatever the frozen weights are, and most projectors refuse a mixture.
+    """
+    model = plain_model(backbone)
+    if backbone_spec(model).cast_projector:
+        for name in projector_modules(model):
+            model.get_submodule(name).register_forward_pre_hook(_to_own_dtype)
+
+
+def _to_own_dtype(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    # PEFT keeps the trained copy beside the untouched one.
+    copies = getattr(module, "modules_to_save", None)
+    used: Any = next(iter(copies.values())) if copies else module
+    dtype = next(used.parameters()).dtype
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
 
 
 def adapter_patterns(model: nn.Module, *, vision: bool, llm: bool) -> list[str]:

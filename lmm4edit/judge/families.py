@@ -1,7 +1,7 @@
 """What is known of each backbone family and what is proven of it here. No torch: ``lmm4edit backbones`` reads this.
 
-Every claim is the name of a test of ``tests/judge/test_families*.py``, which runs for exactly the families that make
-the claim, so the table cannot say more than the tests do. How a family is driven stands in
+Every claim names a test, which runs for exactly the families that make the claim: the table cannot say more than the
+tests do. How a family is driven stands in
 :mod:`lmm4edit.judge.backbone_table`.
 """
 
@@ -9,19 +9,77 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROOFS: dict[str, str] = {
-    "class": "the tiny model is of the real Transformers class; adapter patterns match its linear layers and no others",
-    "tokens": "an image takes as many tokens as the family's own processor says, for six sizes",
-    "packed": "all questions in one sequence give the states of one question alone (2e-5), with SDPA and eager attention",
-    "gradients": "loss and gradients of both stages, packed and one question a row, are equal (2e-4 relative)",
-    "rows": "a batch gives the scores of its rows alone (1e-3 on the MOS scale)",
-    "adapters": "AdaLoRA on vision encoder and language model: every adapted matrix and the projector get gradients",
-    "training": "a few optimizer steps of stage 1, then of stage 2, through the training loop; the judge is then read "
-    "with load_judge and scores a pair",
-    "reload": "a judge saved and loaded gives the same scores (1e-6)",
-    "refusal": "a checkpoint with a renamed weight or of another family is refused by name",
+_TESTS = "tests/judge/test_families.py"
+_TRAINING = "tests/judge/test_families_training.py"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a test shows.
+
+    Attributes:
+        shows: in a sentence.
+        file, test: where it stands and what it is called.
+    """
+
+    shows: str
+    file: str
+    test: str
+
+
+PROOFS: dict[str, Proof] = {
+    "class": Proof(
+        "the tiny model is of the real Transformers class; adapter patterns match its linear layers and no others",
+        _TESTS,
+        "test_the_tiny_model_is_of_the_real_class",
+    ),
+    "tokens": Proof(
+        "an image takes as many tokens as the family's own processor says, for six sizes",
+        _TESTS,
+        "test_images_take_the_tokens_that_the_processor_says",
+    ),
+    "packed": Proof(
+        "all questions in one sequence give the states of one question alone (2e-5), with SDPA and eager attention",
+        _TESTS,
+        "test_packed_states_equal_one_question_alone",
+    ),
+    "gradients": Proof(
+        "loss and gradients of both stages, packed and one question a row, are equal (2e-4 relative)",
+        _TESTS,
+        "test_packed_loss_and_gradients_equal_separate",
+    ),
+    "rows": Proof(
+        "a batch gives the scores of its rows alone (1e-3 on the MOS scale)",
+        _TESTS,
+        "test_a_batch_equals_its_rows_alone",
+    ),
+    "adapters": Proof(
+        "AdaLoRA on vision encoder and language model: every adapted matrix and the projector get gradients",
+        _TESTS,
+        "test_everything_that_is_trained_gets_a_gradient",
+    ),
+    "bfloat16": Proof(
+        "a backbone in bfloat16 with trained parts in float32: loss of both stages within 5 %, finite gradients",
+        _TESTS,
+        "test_a_backbone_in_bfloat16_trains_in_float32",
+    ),
+    "training": Proof(
+        "optimizer steps of stage 1, then of stage 2, in the training loop; load_judge reads it, it scores a pair",
+        _TRAINING,
+        "test_both_stages_train_and_the_judge_scores_a_pair",
+    ),
+    "reload": Proof(
+        "a judge saved and loaded gives the same scores (1e-6)",
+        _TESTS,
+        "test_a_saved_judge_gives_the_same_scores",
+    ),
+    "refusal": Proof(
+        "weights renamed, of another shape or of another family are refused by name",
+        _TESTS,
+        "test_a_wrong_or_incomplete_checkpoint_is_refused_by_name",
+    ),
 }
-"""What a proof shows, by its name."""
+"""By the names that the families' claims use."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +113,8 @@ class Family:
 
 NOT_PROVEN = (
     "Published weights were never loaded here (no network, no GPU): that names, shapes and tokenizers of the files "
-    "fit is Transformers' promise, checked strictly when you load them. Proofs are on tiny random models in float32 "
-    "on a processor; bfloat16, GPUs and several processes are tested with qwen2_5_vl alone. That a family judges well "
+    "fit is Transformers' promise, checked strictly when you load them. Proofs are on tiny random models on a "
+    "processor; GPUs and several processes are tested with qwen2_5_vl alone. That a family judges well "
     "is not claimed."
 )
 """What holds for every family."""
@@ -72,7 +130,7 @@ FAMILIES: tuple[Family, ...] = (
         packed=True,
         adapters=_ALL_LINEAR,
         images="any size, in proportion; min_pixels and max_pixels hold",
-        tested_parameters=0,
+        tested_parameters=56_464,
         caveats="The default. 3B ties its embeddings, 7B does not.",
     ),
     Family(
@@ -83,7 +141,7 @@ FAMILIES: tuple[Family, ...] = (
         packed=True,
         adapters=_ALL_LINEAR,
         images="any size, in proportion; min_pixels and max_pixels hold",
-        tested_parameters=0,
+        tested_parameters=55_456,
     ),
     Family(
         model_type="qwen3_vl",
@@ -93,7 +151,7 @@ FAMILIES: tuple[Family, ...] = (
         packed=True,
         adapters=_ALL_LINEAR,
         images="any size, in proportion; min_pixels and max_pixels hold",
-        tested_parameters=0,
+        tested_parameters=81_328,
         caveats="The mergers of deeper vision layers (DeepStack) count as projector. The MoE sizes are another class.",
     ),
     Family(
@@ -104,7 +162,7 @@ FAMILIES: tuple[Family, ...] = (
         packed=True,
         adapters=_ALL_LINEAR + ". The vision layer behind the one that is read is left out",
         images="padded to a square and resized to one size (336 px); min_pixels and max_pixels are refused",
-        tested_parameters=0,
+        tested_parameters=52_992,
         caveats="The processor alone would cut off the ends of an image, and edits there with them; we pad first. "
         "Trained on one image a prompt; here it sees two.",
     ),
@@ -116,9 +174,9 @@ FAMILIES: tuple[Family, ...] = (
         packed=True,
         adapters=_ALL_LINEAR + ". The vision layer behind the one that is read is left out",
         images="a whole and crops of 336 px, up to 2,880 tokens an image; min_pixels and max_pixels are refused",
-        tested_parameters=0,
+        tested_parameters=53_024,
         caveats="Two images exceed Vicuna's 4,096 tokens if both have four crops: a longer sequence is refused, never "
-        "cut. The Mistral and Yi sizes load but were tuned with other chat markers. The row-end embedding stays frozen.",
+        "cut. The Mistral and Yi sizes load but were tuned with other chat markers. The row-end embedding is frozen.",
     ),
     Family(
         model_type="internvl",
@@ -128,7 +186,7 @@ FAMILIES: tuple[Family, ...] = (
         packed=True,
         adapters=_ALL_LINEAR,
         images="tiles of 448 px and a thumbnail, up to 13 x 256 tokens an image; max_pixels limits the tiles",
-        tested_parameters=0,
+        tested_parameters=52_512,
         caveats="Tested with a Qwen2 language model. InternVL 2.5 is published in its authors' own layout, which this "
         "class does not read: convert it to the native one first.",
     ),
@@ -140,7 +198,7 @@ FAMILIES: tuple[Family, ...] = (
         packed=True,
         adapters=_ALL_LINEAR,
         images="resized and padded to one square (384 px, 576 tokens); min_pixels and max_pixels are refused",
-        tested_parameters=0,
+        tested_parameters=53_296,
         caveats="The 7B sizes have a second vision encoder (SAM) and are another class, deepseek_vl_hybrid.",
     ),
 )

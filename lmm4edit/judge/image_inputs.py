@@ -175,7 +175,7 @@ def _unpadded_tokens(processor: Any, size: tuple[int, int], crop: int, side: int
     """Tokens of the crops of one image without its padding, and one at the end of every row."""
     from transformers.image_processing_utils import select_best_resolution
 
-    best = select_best_resolution(list(size), processor.image_processor.image_grid_pinpoints)
+    best = select_best_resolution(size, processor.image_processor.image_grid_pinpoints)
     rows, columns = (length // crop * side for length in best)
     height, width = size
     if width / height > columns / rows:
@@ -192,9 +192,9 @@ def _sized_crop_arguments(batch: Any) -> dict[str, Tensor | None]:
 def _patch_side(processor: Any) -> int:
     if not processor.patch_size:
         raise ConfigError(
-            f"{type(processor).__name__} does not say its patch_size, so image tokens cannot be counted. Set patch_size "
-            "(14 for CLIP-L/14), num_additional_image_tokens (1) and vision_feature_select_strategy ('default') in its "
-            "processor_config.json."
+            f"{type(processor).__name__} does not say its patch_size, so image tokens cannot be counted. Set "
+            "patch_size (14 for CLIP-L/14), num_additional_image_tokens (1) and vision_feature_select_strategy "
+            "('default') in its processor_config.json."
         )
     return processor.patch_size
 

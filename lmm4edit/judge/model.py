@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmm4edit.errors import CheckpointError, ConfigError
 from lmm4edit.judge.adapters import orthogonality_penalty, refuse_foreign_adapters
-from lmm4edit.judge.backbones import last_hidden_states, plain_model, token_logits
+from lmm4edit.judge.backbones import cast_projector_inputs, last_hidden_states, plain_model, token_logits
 from lmm4edit.judge.packing import IGNORE, PackedBatch
 from lmm4edit.judge.score_head import ScoreHead, TargetScale
 from lmm4edit.records import ANSWER, Dimension
@@ -106,6 +106,7 @@ class JudgeModel(nn.Module):
     ) -> None:
         super().__init__()
         refuse_foreign_adapters(backbone)
+        cast_projector_inputs(backbone)
         if not dimensions or len({d.name for d in dimensions}) != len(dimensions):
             raise ConfigError(
                 f"Expected at least one dimension and no name twice, got {[d.name for d in dimensions]}. Rename one."

@@ -271,4 +271,5 @@ def sequence_positions(batch: PackedBatch) -> Tensor:
     segments = batch.segment_ids
     in_prefix = segments == PREFIX
     places = in_prefix.long().cumsum(1)
-    return torch.where(in_prefix, places - 1, torch.where(segments == PADDING, 0, places[:, -1:] + batch.suffix_offsets))
+    behind = torch.where(segments == PADDING, 0, places[:, -1:] + batch.suffix_offsets)
+    return torch.where(in_prefix, places - 1, behind)

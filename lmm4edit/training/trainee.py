@@ -332,9 +332,10 @@ def _rank_schedule(config: TrainConfig, plan: TrainingPlan) -> RankSchedule | No
 
 
 def _part_of(name: str, spec: BackboneSpec) -> str:
+    if spec.in_projector(name):
+        return "projector"
     modules: Mapping[str, str] = {
         "score_head.": "score head",
-        f"{spec.projector.removeprefix('model.')}.": "projector",
         f"{spec.vision_module.removeprefix('model.')}.": "vision encoder",
     }
     return next((part for path, part in modules.items() if path in name), "language model")

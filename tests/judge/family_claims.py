@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmm4edit.judge.families import FAMILIES, PROOFS
 
-SHOWN: dict[str, str] = {}
-"""Name of the test by the claim that it shows."""
+SHOWN: dict[str, tuple[str, str]] = {}
+"""File and name of the test by the claim that it shows."""
 
 
 def shows(claim: str) -> Callable[[Any], Any]:
@@ -18,7 +20,7 @@ def shows(claim: str) -> Callable[[Any], Any]:
     assert claim in PROOFS
 
     def mark(test: Any) -> Any:
-        SHOWN[claim] = test.__name__
+        SHOWN[claim] = (f"tests/judge/{Path(inspect.unwrap(test).__code__.co_filename).name}", test.__name__)
         return pytest.mark.parametrize("family", [f.model_type for f in FAMILIES if claim in f.proven])(test)
 
     return mark

@@ -194,6 +194,25 @@ def test_everything_that_is_trained_gets_a_gradient(family: str, kit: Kit) -> No
         assert any(f"{path}.modules_to_save." in name for name in trained)
 
 
+@shows("bfloat16")
+@pytest.mark.parametrize("objective", [STAGE_1, STAGE_2], ids=["stage1", "stage2"])
+def test_a_backbone_in_bfloat16_trains_in_float32(
+    family: str, kit: Kit, objective: Any, folders: dict[str, Path]
+) -> None:
+    model, processor = load_backbone(folders[family], dtype="bfloat16")
+    examples = [kit.taught(0), kit.taught(1)]
+    expected = kit.judge()(kit.batch(examples), objective).loss.item()
+    judge = Kit(model, processor, kit.prompts).judge()
+    for parameter in judge.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    loss = judge(kit.batch(examples), objective).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, rel=0.05)
+    trained = [p for p in judge.backbone.parameters() if p.requires_grad]
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in trained)
+
+
 @shows("reload")
 def test_a_saved_judge_gives_the_same_scores(family: str, kit: Kit, tmp_path: Path) -> None:
     judge = kit.judge()
@@ -313,4 +332,4 @@ def test_the_vision_layer_that_nobody_reads_has_no_adapter(family: str, kit: Kit
 def test_every_proof_is_a_test() -> None:
     import tests.judge.test_families_training  # noqa: F401  (registers what it shows)
 
-    assert set(SHOWN) == set(PROOFS)
+    assert {claim: (proof.file, proof.test) for claim, proof in PROOFS.items()} == SHOWN

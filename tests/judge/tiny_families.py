@@ -23,7 +23,8 @@ WIDE = 0.2
 
 def _texts() -> list[str]:
     prompts = load_prompts()
-    return [prompts.system, "Instruction: remove the cat", "The quality score is", "system\nuser\nassistant\n Yes No"] * 3
+    words = ["Instruction: remove the cat", "The quality score is", "system\nuser\nassistant\n Yes No"]
+    return [prompts.system, *words] * 3
 
 
 def _qwen_tokenizer() -> Qwen2Tokenizer:
@@ -138,8 +139,9 @@ def _qwen2_vl() -> tuple[Any, Any]:
 def _qwen3_vl() -> tuple[Any, Any]:
     tokenizer = _qwen_tokenizer()
     rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True, "rope_theta": 10.0}
+    text = _text(tokenizer, "qwen3_vl_text")
     config = transformers.Qwen3VLConfig(
-        text_config={**_text(tokenizer, "qwen3_vl_text"), "head_dim": 8, "num_hidden_layers": 3, "rope_parameters": rope},
+        text_config={**text, "head_dim": 8, "num_hidden_layers": 3, "rope_parameters": rope},
         vision_config={
             "depth": 3,
             "hidden_size": 16,
