@@ -5,15 +5,17 @@ What is proven of each row stands in :mod:`lmm4edit.judge.families`, which loads
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from lmm4edit.errors import ConfigError
-from lmm4edit.judge.chat_formats import DEEPSEEK, INTERNVL_CHATML, VICUNA
+from lmm4edit.judge.chat_formats import DEEPSEEK, DEEPSEEK_VL2, INTERNVL_CHATML, VICUNA
 from lmm4edit.judge.image_inputs import (
     DEEPSEEK_SQUARES,
+    DEEPSEEK_TILES,
     INTERNVL_TILES,
     LLAVA_NEXT_CROPS,
     LLAVA_SQUARES,
@@ -39,8 +41,9 @@ class BackboneSpec:
         images: how images become arguments of the model.
         positions: ``mrope`` (time, height, width; Qwen) or ``sequence`` (one number a token).
         more_projectors: full-match pattern of further projector modules (Qwen3's for its deeper layers), or empty.
-        unused_vision: (configuration) to a full-match pattern of vision layers whose outputs nobody reads, which
-            adapters leave out because they would never get a gradient; or ``None``.
+        unused_vision: (configuration) to a pattern of the beginnings of names in the vision encoder whose outputs
+            nobody reads, or ``None``. They would never get a gradient, so adapters leave them out.
+        own_classes: modules of this package to import first, where Transformers has no class of the family.
         cast_projector: whether a projector in float32 on a backbone in bfloat16 must be handed float32.
     """
 
@@ -58,6 +61,7 @@ class BackboneSpec:
     positions: Literal["mrope", "sequence"] = "mrope"
     more_projectors: str = ""
     unused_vision: Callable[[Any], str | None] | None = None
+    own_classes: tuple[str, ...] = ()
     cast_projector: bool = True
 
     def in_projector(self, name: str) -> bool:
@@ -74,8 +78,8 @@ def _beyond_feature_layer(layers: str) -> Callable[[Any], str | None]:
         read = max(
             index if index >= 0 else total + 1 + index for index in ([chosen] if isinstance(chosen, int) else chosen)
         )
-        unused = "|".join(str(index) for index in range(read, total))
-        return rf".*{layers}\.({unused})\." if unused else None
+        unread = [rf"{layers}\.{index}" for index in range(read, total)]
+        return rf".*({'|'.join(unread)})\." if unread else None
 
     return pattern
 
@@ -184,10 +188,35 @@ BACKBONES: dict[str, BackboneSpec] = {
             images=DEEPSEEK_SQUARES,
             positions="sequence",
         ),
+        BackboneSpec(
+            model_type="deepseek_vl_v2",
+            processor="DeepseekVLV2Processor",
+            vision_regex=r".*vision_model\.encoder\.layers\.\d+\.(self_attn\.([qkv]|out)_proj|mlp\.fc[12])",
+            llm_regex=(
+                r".*language_model\.layers\.\d+\.(self_attn\.(q_proj|q_[ab]_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"
+                r"|mlp\.(shared_experts\.)?(gate_proj|up_proj|down_proj))"
+            ),
+            projector="model.aligner",
+            projector_name="aligner",
+            vision_module="model.vision_model",
+            llm_module="model.language_model",
+            mask_style="tensor",
+            chat=DEEPSEEK_VL2,
+            images=DEEPSEEK_TILES,
+            positions="sequence",
+            own_classes=("lmm4edit.judge.deepseek_vl2", "lmm4edit.judge.deepseek_vl2_processor"),
+        ),
     ]
 }
 
 _BY_PROCESSOR = {spec.processor: spec for spec in BACKBONES.values()}
+
+
+def register_own_classes() -> None:
+    """Make the classes of families that Transformers lacks known to its Auto classes."""
+    for spec in BACKBONES.values():
+        for module in spec.own_classes:
+            importlib.import_module(module)
 
 
 def backbone_spec(model_or_config: Any) -> BackboneSpec:

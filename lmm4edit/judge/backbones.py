@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lmm4edit.errors import CheckpointError, ConfigError
-from lmm4edit.judge.backbone_table import BACKBONES, BackboneSpec, backbone_spec, processor_spec
+from lmm4edit.judge.acceleration import apply_liger, check_acceleration, quantized_loading
+from lmm4edit.judge.backbone_table import BACKBONES, BackboneSpec, backbone_spec, processor_spec, register_own_classes
 from lmm4edit.judge.packing import PackedBatch, position_ids, sequence_positions
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "plain_model",
     "processor_spec",
     "projector_modules",
+    "register_own_classes",
     "save_backbone",
     "set_pixel_limits",
     "shortest_side",
@@ -48,6 +50,8 @@ def load_backbone(
     device: str | torch.device = "cpu",
     min_pixels: int | None = None,
     max_pixels: int | None = None,
+    liger: bool = False,
+    quantization: str | None = None,
 ) -> tuple[nn.Module, Any]:
     """Load a backbone and its processor.
 
@@ -58,6 +62,8 @@ def load_backbone(
         trust_remote_code: passed on; code from the Hub runs only if the user says so.
         device: where to put the weights.
         min_pixels, max_pixels: override the processor's limits on an image's pixels.
+        liger, quantization: see :mod:`lmm4edit.judge.acceleration`. A quantized model lies on this process's GPU,
+            whatever ``device`` says.
 
     Returns:
         The model in evaluation mode, and the processor.
@@ -68,7 +74,9 @@ def load_backbone(
     """
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
+    register_own_classes()
     check_attention(attn_implementation)
+    check_acceleration(liger=liger, quantization=quantization)
     torch_dtype = _dtype(dtype)
     name = str(name_or_path)
     try:
@@ -83,6 +91,7 @@ def load_backbone(
             output_loading_info=True,
             # Refused below with the names; Transformers would name them in its log alone.
             ignore_mismatched_sizes=True,
+            **(quantized_loading(spec, torch_dtype) if quantization else {}),
         )
         processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -94,7 +103,9 @@ def load_backbone(
     _check_complete(name, info)
     _check_supported(model, spec)
     set_pixel_limits(processor, min_pixels, max_pixels)
-    return model.to(device).eval(), processor
+    if liger:
+        apply_liger(model, spec)
+    return (model if quantization else model.to(device)).eval(), processor
 
 
 def save_backbone(folder: str | Path, model: nn.Module, processor: Any, dtype: torch.dtype | None = None) -> None:
@@ -163,7 +174,9 @@ def last_hidden_states(backbone: nn.Module, batch: PackedBatch) -> Tensor:
 
 def token_logits(backbone: nn.Module, hidden: Tensor) -> Tensor:
     """Logits [..., vocabulary] of chosen hidden states [..., hidden size]; never of a whole sequence."""
-    return plain_model(backbone).get_output_embeddings()(hidden)
+    head = plain_model(backbone).get_output_embeddings()
+    # A language model trained in full is float32; its frozen head may be bfloat16.
+    return head(hidden.to(head.weight.dtype))
 
 
 def special_ids(backbone: nn.Module, processor: Any) -> dict[str, int]:
@@ -185,7 +198,7 @@ def special_ids(backbone: nn.Module, processor: Any) -> dict[str, int]:
     pad = processor.tokenizer.pad_token_id
     if pad is None:
         raise ConfigError("The tokenizer has no padding token; set tokenizer.pad_token and save the processor again.")
-    return {"image_token_id": config.image_token_id, "pad_token_id": pad}
+    return {"image_token_id": added[spec.chat.image_token], "pad_token_id": pad}
 
 
 def shortest_side(processor: Any) -> int:

@@ -46,3 +46,17 @@ DEEPSEEK = ChatFormat(
     gap=" ",
 )
 """DeepSeek-VL's format."""
+
+DEEPSEEK_VL2 = ChatFormat(
+    system_start="",
+    user_start="<|User|>:",
+    assistant_start="<|Assistant|>:",
+    turn_end="\n\n",
+    end_of_answer="<｜end▁of▁sentence｜>",
+    image_start="",
+    image_token="<image>",
+    image_end="\n",
+    beginning="<｜begin▁of▁sentence｜>",
+    gap=" ",
+)
+"""DeepSeek-VL2's format."""

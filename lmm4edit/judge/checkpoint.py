@@ -151,6 +151,8 @@ def load_checkpoint(
     backbone: str | Path | None = None,
     attn_implementation: str = "sdpa",
     trust_remote_code: bool = False,
+    liger: bool = False,
+    quantization: str | None = None,
 ) -> LoadedJudge:
     """Read a judge back, in evaluation mode.
 
@@ -160,7 +162,7 @@ def load_checkpoint(
         adapter_trainable: go on training what was trained (stage 2 from stage 1, resumed runs); else everything is
             frozen.
         backbone: where the backbone lies now, if not where the checkpoint remembers it.
-        attn_implementation, trust_remote_code: see :func:`lmm4edit.judge.backbones.load_backbone`.
+        attn_implementation, trust_remote_code, liger, quantization: see :func:`lmm4edit.judge.backbones.load_backbone`.
 
     Raises:
         CheckpointError: if anything is missing, left over, renamed, empty, of another shape, or of another backbone.
@@ -172,7 +174,12 @@ def load_checkpoint(
         {"name": entry.backbone.name, "relative_path": entry.backbone.relative_path}, folder.resolve(), backbone
     )
     plain, _ = load_backbone(
-        place, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+        place,
+        dtype=dtype,
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        liger=liger,
+        quantization=quantization,
     )
     fingerprint = backbone_fingerprint(place)
     if fingerprint != entry.backbone.sha256:
@@ -187,7 +194,8 @@ def load_checkpoint(
     if entry.trained_weights:
         _load_trained_weights(folder, plain, entry.trained_weights, adapter_trainable)
     dimensions = tuple(Dimension(**d.model_dump(exclude={"target_mean", "target_sd"})) for d in entry.dimensions)
-    model = JudgeModel(loaded.to(device), dimensions, answer_token_ids(processor.tokenizer, prompts))
+    placed = loaded if quantization else loaded.to(device)
+    model = JudgeModel(placed, dimensions, answer_token_ids(processor.tokenizer, prompts))
     model.trained_backbone_weights = tuple(entry.trained_weights)
     if entry.head is not None:
         head, scale = _load_head(folder, entry, adapter_trainable)

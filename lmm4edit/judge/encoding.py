@@ -98,7 +98,7 @@ def encode_example(
     targets: Mapping[str, float] | None = None,
     sample_id: str = "",
     max_length: int | None = None,
-    chat: ChatFormat = CHATML,
+    chat: ChatFormat | None = None,
 ) -> PackedExample:
     """Tokenise one edit with all its questions.
 
@@ -113,13 +113,13 @@ def encode_example(
         targets: what to teach the score head, on the MOS scale.
         sample_id: for error messages.
         max_length: longest allowed sequence; default: the tokenizer's. Nothing is ever truncated.
-        chat: the backbone's chat markers.
+        chat: the backbone's chat markers; default: those of the processor's family.
 
     Raises:
         PromptError: blank instruction or question, an answer without its question, or a sequence that is too long.
         ImageError: an image that the processor refuses.
     """
-    answers = answers or {}
+    answers, chat = answers or {}, chat or processor_spec(processor).chat
     asked = [d.name for d in dimensions] + ([ANSWER] if question is not None else [])
     if unasked := sorted(set(answers) - set(asked)):
         raise PromptError(f"Sample {sample_id!r}: answers to {unasked} were given, but only {asked} are asked.")

@@ -164,7 +164,8 @@ FAMILIES: tuple[Family, ...] = (
         images="padded to a square and resized to one size (336 px); min_pixels and max_pixels are refused",
         tested_parameters=52_992,
         caveats="The processor alone would cut off the ends of an image, and edits there with them; we pad first. "
-        "Trained on one image a prompt; here it sees two.",
+        "Trained on one image a prompt; here it sees two. Full fine-tuning in several processes is not tested: some "
+        "vision weights are never read, which DDP refuses.",
     ),
     Family(
         model_type="llava_next",
@@ -173,7 +174,7 @@ FAMILIES: tuple[Family, ...] = (
         licence="Llama 2 Community",
         packed=True,
         adapters=_ALL_LINEAR + ". The vision layer behind the one that is read is left out",
-        images="a whole and crops of 336 px, up to 2,880 tokens an image; min_pixels and max_pixels are refused",
+        images="a whole and crops of 336 px, up to 2,928 tokens an image; min_pixels and max_pixels are refused",
         tested_parameters=53_024,
         caveats="Two images exceed Vicuna's 4,096 tokens if both have four crops: a longer sequence is refused, never "
         "cut. The Mistral and Yi sizes load but were tuned with other chat markers. The row-end embedding is frozen.",
@@ -200,6 +201,21 @@ FAMILIES: tuple[Family, ...] = (
         images="resized and padded to one square (384 px, 576 tokens); min_pixels and max_pixels are refused",
         tested_parameters=53_296,
         caveats="The 7B sizes have a second vision encoder (SAM) and are another class, deepseek_vl_hybrid.",
+    ),
+    Family(
+        model_type="deepseek_vl_v2",
+        name="DeepSeek-VL2 (Small)",
+        checkpoints=("deepseek-ai/deepseek-vl2-small",),
+        licence="DeepSeek Model License",
+        packed=True,
+        adapters=_ALL_LINEAR + ". Shared experts are adapted, routed experts and their router are not",
+        images="the whole and up to 9 tiles of 384 px, up to 2,101 tokens an image; max_pixels limits the canvas",
+        tested_parameters=52_928,
+        proven=tuple(claim for claim in PROOFS if claim not in ("class", "tokens")),
+        caveats="Transformers has no such class: ours is put together from its SigLIP and deepseek_v2 and reads the "
+        "published configuration and weight names (tests/judge/test_deepseek_vl2.py). It was never compared with the "
+        "authors' code, and its image tokens follow the paper and that code by reading alone. The Tiny and Base sizes "
+        "have other language models and are refused.",
     ),
 )
 """All families, the default first."""

@@ -27,7 +27,8 @@ class ProcessedImage(NamedTuple):
             (others): [crops, 3, height, width].
         grid: (time or crops, height, width) in patches.
         tokens: how many tokens it takes in the prompt.
-        size: height and width in pixels before the processor; read by LLaVA-NeXT alone.
+        size: height and width in pixels, before the processor (LLaVA-NeXT needs it) or of the canvas that is cut into
+            tiles (DeepSeek-VL2).
     """
 
     patches: Tensor
@@ -185,6 +186,31 @@ def _unpadded_tokens(processor: Any, size: tuple[int, int], crop: int, side: int
     return rows * columns + rows
 
 
+def _deepseek_tiles(processor: Any, images: Sequence[Any]) -> list[ProcessedImage]:
+    side = processor.tile // processor.patch_size
+    done = []
+    for image in images:
+        crops, canvas = processor.crops(_as_image(image))
+        done.append(ProcessedImage(crops, (len(crops), side, side), processor.count_tokens(canvas), canvas))
+    return done
+
+
+def _deepseek_tile_arguments(batch: Any) -> dict[str, Tensor | None]:
+    return {**_sized_crop_arguments(batch), "mm_token_type_ids": batch.mm_token_type_ids}
+
+
+def _limit_canvas(processor: Any, min_pixels: int | None, max_pixels: int | None) -> None:
+    least = processor.tile**2
+    if min_pixels is not None or (max_pixels is not None and max_pixels < least):
+        raise ConfigError(
+            f"Images are cut into tiles of {least} pixels: expected max_pixels of at least that and no min_pixels, got "
+            f"min_pixels={min_pixels} and max_pixels={max_pixels}."
+        )
+    if max_pixels is not None:
+        sizes = processor.candidate_resolutions
+        processor.candidate_resolutions = [[width, height] for width, height in sizes if width * height <= max_pixels]
+
+
 def _sized_crop_arguments(batch: Any) -> dict[str, Tensor | None]:
     return {"pixel_values": batch.pixel_values, "image_sizes": batch.image_sizes}
 
@@ -242,3 +268,6 @@ INTERNVL_TILES = ImageInput(_internvl_tiles, _crop_arguments, _any_side, _limit_
 
 LLAVA_NEXT_CROPS = ImageInput(_llava_next_crops, _sized_crop_arguments, _any_side, _refuse_limits)
 """LLaVA-NeXT: the whole image and square crops of it at the best of some resolutions; padding takes no tokens."""
+
+DEEPSEEK_TILES = ImageInput(_deepseek_tiles, _deepseek_tile_arguments, _any_side, _limit_canvas)
+"""DeepSeek-VL2: the whole image and square tiles of a canvas; ``max_pixels`` limits the canvas."""

@@ -120,6 +120,11 @@ def check_strategy(choice: StrategyChoice, config: TrainConfig, world_size: int)
             "(torchrun --nproc-per-node N, accelerate launch --num_processes N; a dry run: --processes N), or set "
             "distributed.strategy=ddp."
         )
+    if config.backbone.quantization:
+        raise ConfigError(
+            f"backbone.quantization: {config.backbone.quantization} weights are not divided among processes, and "
+            f"{choice.kind} would have to. Use distributed.strategy=ddp, or quantization: null."
+        )
     if choice.kind != "fsdp2" and config.backbone.dtype != "float32":
         raise ConfigError(
             f"backbone.dtype: expected float32 with ZeRO, got {config.backbone.dtype}: DeepSpeed wants one precision "

@@ -17,6 +17,7 @@ from lmm4edit.judge.backbones import (
     backbone_spec,
     load_backbone,
     plain_model,
+    register_own_classes,
     set_pixel_limits,
     special_ids,
 )
@@ -172,6 +173,7 @@ def count_without_weights(config: TrainConfig, n_dimensions: int) -> dict[str, t
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
+    register_own_classes()
     try:
         described = AutoConfig.from_pretrained(config.backbone.name_or_path, local_files_only=True)
     except (OSError, ValueError):
@@ -211,6 +213,8 @@ def _from_backbone(
         dtype=section.dtype,
         attn_implementation=section.attn_implementation,
         trust_remote_code=section.trust_remote_code,
+        liger=section.liger,
+        quantization=section.quantization,
     )
     prompts = load_prompts(config.prompts or "default")
     adapted = attach_adapters(backbone, _adapter_config(config), seed=config.seed)
@@ -227,6 +231,8 @@ def _from_checkpoint(config: TrainConfig) -> tuple[JudgeModel, Any, PromptSet, t
         backbone=config.backbone.name_or_path,
         attn_implementation=config.backbone.attn_implementation,
         trust_remote_code=config.backbone.trust_remote_code,
+        liger=config.backbone.liger,
+        quantization=config.backbone.quantization,
     )
     _check_same_parts(config, loaded.model, read_judge_file(checkpoint).adapter)
     if config.adapter.ranks == "reallocate":

@@ -49,6 +49,7 @@ CLASSES = {
     "llava_next": "LlavaNextForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration",
     "deepseek_vl": "DeepseekVLForConditionalGeneration",
+    "deepseek_vl_v2": "DeepseekVL2ForConditionalGeneration",
 }
 
 
@@ -211,6 +212,32 @@ def test_a_backbone_in_bfloat16_trains_in_float32(
     assert loss.item() == pytest.approx(expected, rel=0.05)
     trained = [p for p in judge.backbone.parameters() if p.requires_grad]
     assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in trained)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", list(BUILDERS))
+def test_lora_and_full_fine_tuning_work_too(
+    family: str, dtype: str, kit: Kit, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    for kind in ("lora", "full"):
+        model, processor = load_backbone(folders[family], dtype=dtype)
+        judge = Kit(model, processor, kit.prompts).judge(kind)
+        for parameter in judge.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        judge.enable_gradient_checkpointing()
+        judge.train()
+        batch = kit.batch([kit.taught(0)])
+        judge(batch, STAGE_2).loss.backward()
+        judge.eval()
+        reached = [name for name, p in judge.backbone.named_parameters() if p.requires_grad and p.grad is not None]
+        assert len(reached) > 10
+        if dtype == "float32":
+            folder = tmp_path / kind
+            save_checkpoint(folder, judge, processor, kit.prompts, {}, {}, 2)
+            with torch.no_grad():
+                expected, got = judge(batch).scores, load_checkpoint(folder).model(batch).scores
+            torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
 
 
 @shows("reload")

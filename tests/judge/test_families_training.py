@@ -7,14 +7,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 from rich.console import Console
 
 import lmm4edit
 from lmm4edit.config import build_config
+from lmm4edit.judge.backbones import backbone_spec, plain_model
+from lmm4edit.judge.encoding import encode_example
 from lmm4edit.training.loop import run
 from tests.judge.family_claims import shows
+from tests.judge.kit import Kit
 from tests.judge.tiny_families import save_family
 from tests.training.conftest import edits as edits
 
@@ -56,4 +60,13 @@ def test_both_stages_train_and_the_judge_scores_a_pair(family: str, tmp_path: Pa
     score = judge.score(source, edited, "remove the cat", "Is the cat gone?")
     assert set(score.scores) == {"quality", "alignment", "preservation"}
     assert all(value is not None and math.isfinite(value) for value in score.scores.values())
+    # The judge asks in the family's own chat format, and sees what training sees.
+    kit = Kit(plain_model(judge.model.backbone), judge.processor, judge.prompts)
+    example = encode_example(
+        judge.processor, judge.prompts, "remove the cat", source, edited, judge.dimensions, "Is the cat gone?"
+    )
+    with torch.no_grad():
+        direct = judge.model(kit.batch([example])).scores[0].tolist()
+    assert [score.scores[d.name] for d in judge.dimensions] == pytest.approx(direct, abs=1e-4)
+    assert backbone_spec(kit.backbone).chat.image_token in judge.processor.tokenizer.decode(example.prefix_ids)
     assert judge.score(source, edited, "remove the cat").scores != judge.score(source, source, "remove the cat").scores

@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from lmm4edit.judge.backbones import save_backbone
+from lmm4edit.judge.deepseek_vl2 import DeepseekVL2Config, DeepseekVL2ForConditionalGeneration
+from lmm4edit.judge.deepseek_vl2_processor import DeepseekVLV2Processor
 from lmm4edit.judge.prompts import load_prompts
 from lmm4edit.judge.tiny import build_tiny_backbone, build_tiny_processor, build_tiny_tokenizer
 
@@ -256,6 +258,37 @@ def _deepseek_vl() -> tuple[Any, Any]:
     return transformers.DeepseekVLForConditionalGeneration(config), processor
 
 
+def _deepseek_vl2() -> tuple[Any, Any]:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=_qwen_tokenizer().backend_tokenizer,
+        bos_token="<｜begin▁of▁sentence｜>",
+        eos_token="<｜end▁of▁sentence｜>",
+        model_max_length=2048,
+    )
+    resolutions = [[28, 28], [28, 56], [56, 28], [56, 56], [28, 84], [84, 28]]
+    processor = DeepseekVLV2Processor(tokenizer, resolutions, patch_size=4)
+    text = {
+        **_text(tokenizer, "deepseek_v2"),
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "kv_lora_rank": 8,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    }
+    config = DeepseekVL2Config(
+        text_config=text,
+        vision_config=_encoder("siglip_vision_model", patch_size=4, vision_use_head=False),
+        candidate_resolutions=resolutions,
+    )
+    return DeepseekVL2ForConditionalGeneration(config), processor
+
+
 BUILDERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen2_vl": _qwen2_vl,
@@ -264,6 +297,7 @@ BUILDERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "llava_next": _llava_next,
     "internvl": _internvl,
     "deepseek_vl": _deepseek_vl,
+    "deepseek_vl_v2": _deepseek_vl2,
 }
 
 
