@@ -5,7 +5,7 @@
 Interrupt it and run the same command again: it continues, optimizer included. A finished backbone is taught further,
 on new lessons and with a new optimizer, by naming it and another seed:
 
-    torchrun --nproc-per-node 2 train/pretrain_tiny.py --init-from checkpoints/tiny/backbone --seed 1 --run-dir runs/more
+    torchrun --nproc-per-node 2 train/pretrain_tiny.py --init-from checkpoints/tiny/backbone --seed 1 --run-dir runs/2
 
 See lmm4edit/training/pretraining.py.
 """

@@ -189,6 +189,12 @@ def load_checkpoint(
         )
     processor = _load_processor(require(folder, "processor"), entry.image_processor, trust_remote_code)
     loaded: nn.Module = plain.requires_grad_(False)
+    for declared, name in ((entry.adapter, "adapter"), (entry.trained_weights, "trained_weights.safetensors")):
+        if not declared and (folder / name).exists():
+            # Without them the bare backbone would answer, and nobody would notice.
+            raise CheckpointError(
+                f"{folder}: judge.json says there is no {name}, but it is there. Copy the folder again."
+            )
     if entry.adapter is not None:
         loaded = _load_adapter(require(folder, "adapter"), plain, adapter_trainable)
     if entry.trained_weights:
@@ -275,6 +281,8 @@ def _load_adapter(folder: Path, plain: nn.Module, trainable: bool) -> nn.Module:
         require(folder, name)
     try:
         config = peft.PeftConfig.from_pretrained(str(folder))
+        if not isinstance(config, peft.LoraConfig):
+            raise ValueError(f"expected an AdaLoRA or LoRA adapter, got {type(config).__name__}")
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{folder / 'adapter_config.json'}: not a PEFT configuration: {error}.") from error
     config.inference_mode = not trainable
@@ -340,7 +348,13 @@ def _load_head(folder: Path, entry: JudgeFile, trainable: bool) -> tuple[ScoreHe
 def _load_processor(folder: Path, image_processor: str, trust_remote_code: bool) -> Any:
     from transformers import AutoProcessor
 
-    processor = AutoProcessor.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    try:
+        processor = AutoProcessor.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except Exception as error:  # damaged files fail in many ways, all with one remedy
+        raise CheckpointError(
+            f"{folder}: tokenizer and image processor cannot be read ({type(error).__name__}: {error}). Copy the "
+            "checkpoint again."
+        ) from error
     loaded = type(processor.image_processor).__name__
     if loaded != image_processor:
         warnings.warn(

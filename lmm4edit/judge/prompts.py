@@ -184,8 +184,9 @@ class PromptSet(BaseModel):
             chat: the backbone's chat markers.
 
         Raises:
-            PromptError: if the instruction is blank.
+            PromptError: if the instruction is blank, no text, or holds half of a character.
         """
+        _check_text(instruction, "instruction")
         if not instruction.strip():
             raise PromptError(
                 f"The instruction is blank (got {instruction!r}): the judge rates how well an edit follows it. "
@@ -227,8 +228,9 @@ class PromptSet(BaseModel):
         """A yes/no question, as the user wrote it, and the stem of its answer.
 
         Raises:
-            PromptError: if the question is blank.
+            PromptError: if the question is blank, no text, or holds half of a character.
         """
+        _check_text(question, "question")
         if not question.strip():
             raise PromptError(f"The question is blank (got {question!r}). Leave it out, or ask a yes/no question.")
         return self.render_question(self.answer_question.format(question=question), self.answer_stem, chat)
@@ -324,3 +326,14 @@ def _image(label: str, role: ImageRole, chat: ChatFormat) -> list[Part]:
 
 def _braced(names: Iterable[str]) -> str:
     return ", ".join("{" + name + "}" for name in sorted(names))
+
+
+def _check_text(text: object, what: str) -> None:
+    """Refuse what no tokenizer takes: other types, and texts cut off in the middle of a character."""
+    if not isinstance(text, str):
+        raise PromptError(f"The {what} must be text, got {type(text).__name__} {text!r}. Give it as a string.")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise PromptError(f"The {what} holds half of a character, {half}: it was cut off. Write it again.") from None

@@ -433,3 +433,24 @@ def test_what_is_trained_further_is_not_rounded_to_the_backbone_s_precision(
         one, two = load_file(folder / name), load_file(again / name)
         assert one.keys() == two.keys()
         assert [key for key in one if not torch.equal(one[key], two[key])] == []
+
+
+def test_adapters_that_nobody_mentions_are_refused(broken: Path) -> None:
+    described = json.loads((broken / "judge.json").read_text())
+    (broken / "judge.json").write_text(json.dumps({**described, "adapter": None}))
+    with pytest.raises(CheckpointError, match="judge.json says there is no adapter, but it is there"):
+        load_checkpoint(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("adapter/adapter_config.json", "{}", "not a PEFT configuration"),
+        ("adapter/adapter_config.json", '{"peft_type": "IA3"}', "expected an AdaLoRA or LoRA adapter, got IA3Config"),
+        ("processor/tokenizer.json", "{", "tokenizer and image processor cannot be read"),
+    ],
+)
+def test_damaged_settings_are_refused_by_name(broken: Path, name: str, content: str, problem: str) -> None:
+    (broken / name).write_text(content)
+    with pytest.raises(CheckpointError, match=problem):
+        load_checkpoint(broken)

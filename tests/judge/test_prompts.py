@@ -220,3 +220,21 @@ def test_prompt_sets_are_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         prompts.stem = "x"  # type: ignore[misc]
     assert isinstance(prompts, PromptSet) and CHATML.end_of_answer == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (7, "must be text, got int 7. Give it as a string."),
+        (None, "must be text, got NoneType None. Give it as a string."),
+        ("cut \ud83d", "holds half of a character, \\ud83d: it was cut off. Write it again."),
+    ],
+)
+def test_what_no_tokenizer_takes_is_refused(given: object, message: str) -> None:
+    prompts = load_prompts("default")
+    with pytest.raises(PromptError) as error:
+        prompts.render_prefix(given, BUILT_IN_DIMENSIONS)  # type: ignore[arg-type]
+    assert str(error.value) == f"The instruction {message}"
+    with pytest.raises(PromptError) as error:
+        prompts.render_answer_suffix(given)  # type: ignore[arg-type]
+    assert str(error.value) == f"The question {message}"
