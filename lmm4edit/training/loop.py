@@ -205,7 +205,7 @@ class _Run:
             "data": data.fingerprint(),
             "world_size": processes.world_size,
             # Whole optimizer states are interchangeable, divided ones fit their own strategy alone.
-            "optimizer": type(self.strategy).__name__ if self.strategy.sharded_optimizer else "whole",
+            "optimizer": self.strategy.choice.kind if self.strategy.sharded_optimizer else "whole",
         }
         self.provenance = self._provenance(data)
         _seed_everything(config.seed, processes.rank)
