@@ -5,8 +5,8 @@
     python bench/training.py --json out.json
 
 Both ways take full optimizer steps (forward, backward, clipping, AdamW, AdaLoRA's allocator) on the same edits with the
-same weights, in turns, in one process. Memory is measured in a process of its own for each. A ratio above 1 speaks for
-packing.
+same weights, in turns, in one process. Memory is measured twice: resident, beyond what a process of its own held before
+(each way), and as the peak of live tensors. A ratio above 1 speaks for packing.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from lmm4edit.judge.tiny import build_tiny_backbone, build_tiny_processor
 from lmm4edit.provenance import collect_provenance
 from lmm4edit.records import ANSWER, BUILT_IN_DIMENSIONS
 from lmm4edit.shipped import shipped_path
+from lmm4edit.training.live_memory import LiveMemory
 
 OBJECTIVES = {
     1: ObjectiveWeights(text_ce=1.0, qa_ce=1.0, orthogonality=0.1),
@@ -97,6 +98,7 @@ class Setup:
             torch.manual_seed(0)
             self.model.attach_score_head(ScoreHead(shape.hidden, 3), TargetScale((50.0,) * 3, (15.0,) * 3))
         self.objective = OBJECTIVES[stage]
+        self.mixed = False  # bfloat16, for frozen weights that are
         examples = [self._example(np.random.default_rng(seed), shape.image_side, stage) for seed in range(n_edits)]
         ids: dict[str, Any] = {
             "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
@@ -131,7 +133,8 @@ class Setup:
 
     def step(self, way: str, optimizer: torch.optim.Optimizer, allocator: RankAllocator) -> float:
         """One optimizer step; gives the loss before it."""
-        loss = self.model(self.batches[way], self.objective).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.mixed):
+            loss = self.model(self.batches[way], self.objective).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
         optimizer.step()
@@ -188,7 +191,18 @@ def measure(shape_name: str, stage: int, n_edits: int, repeats: int) -> dict[str
         },
         "ratio": statistics.median(rates[WAYS[0]]) / statistics.median(rates[WAYS[1]]),
         "peak_megabytes": {way: _peak(shape_name, stage, n_edits, index) for index, way in enumerate(WAYS)},
+        "peak_tensor_megabytes": {way: peak_of_tensors(setup, way, optimizer, allocator) for way in WAYS},
     }
+
+
+def peak_of_tensors(setup: Setup, way: str, optimizer: torch.optim.Optimizer, allocator: RankAllocator) -> float:
+    """Peak of live tensors in one more step, in megabytes: weights, batch and all that the step makes."""
+    with LiveMemory() as memory:
+        held = [*setup.model.parameters(), *setup.model.buffers(), *vars(setup.batches[way]).values()]
+        held += [value for state in optimizer.state.values() for value in state.values()]
+        memory.add([*(v for v in held if isinstance(v, torch.Tensor)), *allocator._averages.values()])
+        setup.step(way, optimizer, allocator)
+    return memory.peak / 2**20
 
 
 def _peak(shape_name: str, stage: int, n_edits: int, way: int) -> float:
@@ -244,7 +258,8 @@ def main() -> None:
         for way in WAYS:
             r = rates[way]
             print(
-                f"  {way:20} {r['median']:8.2f} edits/s ({r['min']:.2f} to {r['max']:.2f}), peak {peaks[way]:8.0f} MB"
+                f"  {way:20} {r['median']:8.2f} edits/s ({r['min']:.2f} to {r['max']:.2f}), peak {peaks[way]:8.0f} MB, "
+                f"{result['peak_tensor_megabytes'][way]:.0f} MB of tensors"
             )
         print(
             f"  packed: {result['ratio']:.2f} times as fast, {peaks[WAYS[0]] / peaks[WAYS[1]]:.2f} of the memory; "

@@ -13,6 +13,7 @@ from lmm4edit.commands.ablate import ablate
 from lmm4edit.commands.backbones import backbones
 from lmm4edit.commands.demo import demo
 from lmm4edit.commands.evaluate import evaluate
+from lmm4edit.commands.plan import plan
 from lmm4edit.commands.ranks import ranks
 from lmm4edit.commands.report import report
 from lmm4edit.commands.score import score
@@ -33,6 +34,7 @@ app.command()(report)
 app.command()(ranks)
 app.command()(ablate)
 app.command()(backbones)
+app.command()(plan)
 app.add_typer(data_commands.app, name="data")
 app.add_typer(judge_commands.app, name="judge")
 

@@ -19,6 +19,7 @@ COMMANDS = [
     ["score"],
     ["evaluate"],
     ["report"],
+    ["plan"],
     ["ranks"],
     ["ablate"],
     ["backbones"],

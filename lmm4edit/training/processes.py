@@ -114,6 +114,24 @@ class Processes:
         return nullcontext() if last else self._accelerator.no_sync(model)
 
 
+def end_processes(*, together: bool) -> None:
+    """Take leave of the other processes, before this one exits. Without others there is nothing to do.
+
+    The group's own threads take part in Python while they live. A process that exits beside them is aborted now and
+    then, after all its work is done (two of gloo in about every second launch: docs/LOG.md, 2026-12-04), and the
+    launcher calls the run failed.
+
+    Args:
+        together: wait for all first, so that nobody is still talking to this process; not after a failure here, of
+            which the others may not know.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    if together:
+        dist.barrier()
+    dist.destroy_process_group()
+
+
 def _buckets(parameters: Sequence[nn.Parameter], limit: int = 2**25) -> Iterator[list[nn.Parameter]]:
     """Runs of parameters of one dtype with about ``limit`` values, so that a copy of them fits beside the model."""
     bucket: list[nn.Parameter] = []

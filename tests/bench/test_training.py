@@ -36,6 +36,8 @@ def test_it_measures_both_stages_and_names_the_machine(tmp_path: Path) -> None:
         assert result["gradient_difference"] <= 1e-3
         assert result["loss_packed"] == pytest.approx(result["loss_separate"], rel=1e-5)
         assert set(result["peak_megabytes"]) == set(result["edits_per_second"]) == {"packed", "one question a row"}
+        tensors = result["peak_tensor_megabytes"]
+        assert tensors["packed"] < tensors["one question a row"]
         assert result["ratio"] > 0
     assert content["provenance"]["cpu_count"]
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from lmm4edit.config import TrainConfig, dump_config
+from lmm4edit.errors import LMM4EditError
 from lmm4edit.training import loop
 from lmm4edit.training.command import run_from_command_line
 
@@ -93,3 +95,29 @@ def test_the_launchers_explain_themselves(stage: int) -> None:
     )
     assert f"Train stage {stage} of a judge" in done.stdout
     assert f"  accelerate launch train/stage{stage}.py --config configs/tiny/stage{stage}.yaml" in done.stdout
+
+
+@pytest.mark.parametrize("failure", [None, LMM4EditError("the disk is full"), KeyboardInterrupt(), ValueError("a bug")])
+def test_the_group_of_processes_is_left_before_the_process_exits(
+    tmp_path: Path, make_config: Make, monkeypatch: pytest.MonkeyPatch, failure: BaseException | None
+) -> None:
+    # Its threads abort an interpreter that exits beside them, and the launcher calls a complete run failed.
+    def run(config: TrainConfig, **options: Any) -> None:
+        dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+        if failure is not None:
+            raise failure
+
+    monkeypatch.setattr(loop, "run", run)
+    path = tmp_path / "c.yaml"
+    path.write_text(dump_config(make_config()))
+    try:
+        if isinstance(failure, ValueError):
+            with pytest.raises(ValueError, match="a bug"):
+                run_from_command_line(1, ["--config", str(path)])
+        else:
+            expected = {type(None): 0, LMM4EditError: 1, KeyboardInterrupt: 130}[type(failure)]
+            assert run_from_command_line(1, ["--config", str(path)]) == expected
+        assert not dist.is_initialized()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
