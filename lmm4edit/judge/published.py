@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lmm4edit.judge.backbone_table import register_own_classes
+
 
 @dataclass(frozen=True)
 class PublishedShape:
@@ -90,3 +92,22 @@ def published_config(size: str) -> Any:
         vision_end_token_id=151653,
         tie_word_embeddings=shape.tied,
     )
+
+
+def describe_backbone(name_or_path: str) -> tuple[Any | None, str | None]:
+    """A backbone's Transformers configuration, from its files if they are on this machine; else the published shape.
+
+    Returns:
+        The configuration (``None``: not known here), and what was assumed to get it, in words (``None``: nothing).
+    """
+    from transformers import AutoConfig
+
+    register_own_classes()
+    try:
+        return AutoConfig.from_pretrained(name_or_path, local_files_only=True), None
+    except (OSError, ValueError):
+        size = published_size(name_or_path)
+    if size is None:
+        return None, None
+    assumed = f"the published shape of Qwen2.5-VL {size}, for the files of {name_or_path} are not on this machine"
+    return published_config(size), assumed

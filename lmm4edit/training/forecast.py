@@ -13,9 +13,9 @@ from typing import Any
 
 from lmm4edit.config import TrainConfig, build_config
 from lmm4edit.errors import ConfigError
-from lmm4edit.judge.backbones import backbone_spec, plain_model, register_own_classes
+from lmm4edit.judge.backbones import backbone_spec, plain_model
 from lmm4edit.judge.packing import PackedBatch
-from lmm4edit.judge.published import SHAPES, published_config, published_size
+from lmm4edit.judge.published import SHAPES, describe_backbone
 from lmm4edit.records import BUILT_IN_DIMENSIONS, Dimension
 from lmm4edit.training.flops import StepFlops, count_flops
 from lmm4edit.training.memory import GIB, Lever, MemoryEstimate, levers, predict_memory
@@ -169,22 +169,16 @@ def forecast(
 
 def _describe(config: TrainConfig) -> tuple[Any, Any, list[str]]:
     """The backbone's configuration and processor, and what is assumed instead."""
-    from transformers import AutoConfig, AutoProcessor
+    from transformers import AutoProcessor
 
-    register_own_classes()
     name = config.backbone.name_or_path
-    assumptions = []
-    try:
-        described = AutoConfig.from_pretrained(name, local_files_only=True)
-    except (OSError, ValueError):
-        size = published_size(name)
-        if size is None:
-            raise ConfigError(
-                f"backbone.name_or_path: the configuration of {name} is not on this machine, and it is not one of "
-                f"Qwen/Qwen2.5-VL-({'|'.join(SHAPES)})-Instruct, whose shapes are known. Download its config.json."
-            ) from None
-        assumptions.append(f"the published shape of Qwen2.5-VL {size}, for the files of {name} are not on this machine")
-        described = published_config(size)
+    described, assumed = describe_backbone(name)
+    if described is None:
+        raise ConfigError(
+            f"backbone.name_or_path: the configuration of {name} is not on this machine, and it is not one of "
+            f"Qwen/Qwen2.5-VL-({'|'.join(SHAPES)})-Instruct, whose shapes are known. Download its config.json."
+        )
+    assumptions = [assumed] if assumed else []
     try:
         processor = AutoProcessor.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError):

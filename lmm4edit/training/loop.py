@@ -23,6 +23,7 @@ from lmm4edit.config import TrainConfig
 from lmm4edit.errors import ConfigError
 from lmm4edit.judge.backbones import backbone_spec, plain_model
 from lmm4edit.judge.checkpoint import save_checkpoint
+from lmm4edit.judge.published import describe_backbone
 from lmm4edit.judge.ranks import read_ranks
 from lmm4edit.process_lock import ProcessLock
 from lmm4edit.provenance import collect_provenance, jsonable
@@ -149,12 +150,28 @@ def _dry_run(
     else:
         dimensions = run_dimensions(config)
     data = processes.first(lambda: training_samples(config, dimensions))
-    plan = derive_plan(config, count_targets(data.samples, dimensions, len(data.skipped)), world_size)
+    _print_skipped(console, data, "")
+    # A release is often read before its images are unpacked: the plan does not depend on them, but it is no success.
+    without_images = None
+    if not data.samples:
+        without_images = processes.first(lambda: training_samples(config, dimensions, check_images=False))
+    counted = without_images or data
+    plan = derive_plan(config, count_targets(counted.samples, dimensions, len(counted.skipped)), world_size)
     processes.first(lambda: validation_samples(config, dimensions))
-    _print_skipped(console, data)
-    parameters = count_without_weights(config, len(dimensions)) if processes.is_first else None
+    parameters, assumed = None, None
+    if processes.is_first:
+        described, assumed = describe_backbone(config.backbone.name_or_path)
+        parameters = count_without_weights(described, config, len(dimensions)) if described is not None else None
     console.print(render_plan(config, plan, parameters, describe_rank_schedule(config, plan)))
+    if assumed:
+        console.print(f"Assumed: {assumed}.", highlight=False)
     console.print(f"Strategy: {choice.describe(world_size)}.", highlight=False)
+    if without_images is not None:
+        raise ConfigError(
+            f"{config.data.train}: of its {len(without_images.samples):,} samples none has both images in a readable "
+            "state (above: why). This plan counts them all; a run would refuse them. Unpack the images where the "
+            "manifest looks for them, or give their folder with data.image_root=FOLDER."
+        )
     return RunResult("dry run", folder.path, None, plan)
 
 
@@ -193,6 +210,8 @@ class _Run:
             )
         dimensions = run_dimensions(config)
         data = processes.first(lambda: training_samples(config, dimensions))
+        if not data.samples:
+            _print_skipped(self.console, data, "")
         self.plan = derive_plan(
             config, count_targets(data.samples, dimensions, len(data.skipped)), processes.world_size
         )
@@ -447,11 +466,11 @@ class _Run:
         return provenance
 
 
-def _print_skipped(console: Console, data: LoadedSamples) -> None:
+def _print_skipped(console: Console, data: LoadedSamples, where: str = ", all listed in provenance.json") -> None:
     for row in data.skipped[:_SHOWN_ROWS]:
         console.print(f"left out: {row}", highlight=False, markup=False)
     if (rest := len(data.skipped) - _SHOWN_ROWS) > 0:
-        console.print(f"left out: {rest:,} more rows, all listed in provenance.json", highlight=False)
+        console.print(f"left out: {rest:,} more rows{where}", highlight=False)
 
 
 def _next_window(micro_batches: Iterator[MicroBatch], size: int) -> list[MicroBatch]:

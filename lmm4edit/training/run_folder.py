@@ -22,6 +22,7 @@ from typing import Any
 
 from lmm4edit.config import TrainConfig, dump_config, load_config
 from lmm4edit.errors import ConfigError
+from lmm4edit.folders import make_folder
 from lmm4edit.process_lock import AlreadyLockedError, ProcessLock
 
 # Keys that change what is watched or kept, never what is learned. Everything else must stay as it was on resume.
@@ -115,10 +116,11 @@ class RunFolder:
                     f"{self.path}: expected an empty folder or a run's, but {', '.join(strangers)} lies there without "
                     "a config.yaml. Choose another run_dir, or add --restart to remove it."
                 )
-        else:
+        # A run that was refused before its first step has nothing that another configuration could falsify.
+        elif status is RunStatus.FINISHED or self._has_begun():
             self._check_unchanged(config, status, accept_changes)
         if status is not RunStatus.FINISHED:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             write_atomically(self.config, dump_config(config))
         return status
 
@@ -130,6 +132,9 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         """What :meth:`finish` stored."""
         return dict(json.loads(self.finished.read_text(encoding="utf-8")))
+
+    def _has_begun(self) -> bool:
+        return any(path.exists() for path in (self.metrics, self.states, self.checkpoint, self.best))
 
     def _check_unchanged(self, config: TrainConfig, status: RunStatus, accept_changes: bool) -> None:
         changed = {
@@ -154,11 +159,15 @@ def lock_folder(folder: RunFolder) -> ProcessLock:
     """Keep other commands from training in this folder until the lock is released or the process dies.
 
     Raises:
-        ConfigError: if somebody trains in it already.
+        ConfigError: if somebody trains in it already, or it cannot be made or written into.
     """
-    folder.path.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.path)
     try:
         return ProcessLock(folder.path / "training")
+    except OSError as error:
+        raise ConfigError(
+            f"{folder.path}: expected a folder to write into, got: {error.strerror}. Choose another run_dir."
+        ) from None
     except AlreadyLockedError as error:
         raise ConfigError(
             f"{folder.path}: training is going on in this folder ({error}). Wait for it, or choose another run_dir."

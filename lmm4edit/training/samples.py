@@ -13,7 +13,7 @@ from lmm4edit.config import TrainConfig
 from lmm4edit.data.images import decode_image, fit_for_patches
 from lmm4edit.data.manifest import read_manifest
 from lmm4edit.data.problems import Problem
-from lmm4edit.errors import ImageError
+from lmm4edit.errors import ConfigError, ImageError
 from lmm4edit.provenance import fingerprint
 from lmm4edit.records import Dimension, EditSample
 
@@ -48,7 +48,7 @@ def load_samples(
     image_root: str | Path | None = None,
     scores: bool = True,
     answers: bool = True,
-    check_images: Literal["decode", "header"] = "decode",
+    check_images: Literal["decode", "header", "none"] = "decode",
     max_samples: int | None = None,
 ) -> LoadedSamples:
     """Read a manifest and keep the rows that can be trained on.
@@ -61,7 +61,7 @@ def load_samples(
         dimensions: whose scores are wanted.
         image_root: what relative image paths are relative to.
         scores, answers: which values are wanted.
-        check_images: ``decode`` every image, or only open the files (``header``).
+        check_images: ``decode`` every image, only open the files (``header``), or believe the manifest (``none``).
         max_samples: keep the first so many usable samples.
 
     Raises:
@@ -78,7 +78,10 @@ def load_samples(
             skipped.append(SkippedRow(sample.location or sample.sample_id, f"sample {sample.sample_id!r}: {reason}"))
         else:
             wanted.append(sample)
-    broken = _broken_images(sorted({path for s in wanted for path in (s.source_image, s.edited_image)}), check_images)
+    broken: dict[str, str] = {}
+    if check_images != "none":
+        paths = sorted({path for s in wanted for path in (s.source_image, s.edited_image)})
+        broken = _broken_images(paths, check_images)
     usable = []
     for sample in wanted:
         reasons = [broken[path] for path in (sample.source_image, sample.edited_image) if path in broken]
@@ -91,15 +94,31 @@ def load_samples(
     return LoadedSamples(usable[:max_samples], skipped)
 
 
-def training_samples(config: TrainConfig, dimensions: Sequence[Dimension]) -> LoadedSamples:
-    """The samples that a run learns from: those with a value that its objective reads."""
+def training_samples(
+    config: TrainConfig, dimensions: Sequence[Dimension], *, check_images: bool = True
+) -> LoadedSamples:
+    """The samples that a run learns from: those with a value that its objective reads.
+
+    Args:
+        check_images: ``False`` counts rows whose images are not there, to plan a run before they are.
+
+    Raises:
+        ConfigError: if there is no manifest.
+        ManifestError: if it cannot be read.
+    """
+    if not Path(config.data.train).exists():
+        raise ConfigError(
+            f"data.train: expected a manifest, got nothing at {config.data.train}. Make one (`lmm4edit data import "
+            "--help`: a release or a table of yours; `lmm4edit data minibench`: simulated ratings), or give the path "
+            "of yours with --data FILE."
+        )
     return load_samples(
         config.data.train,
         dimensions,
         image_root=config.data.image_root,
         scores=config.needs_scores(),
         answers=config.objective.qa_ce > 0,
-        check_images=config.data.check_images,
+        check_images=config.data.check_images if check_images else "none",
         max_samples=config.data.max_samples,
     )
 

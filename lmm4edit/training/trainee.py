@@ -17,7 +17,6 @@ from lmm4edit.judge.backbones import (
     backbone_spec,
     load_backbone,
     plain_model,
-    register_own_classes,
     set_pixel_limits,
     special_ids,
 )
@@ -166,18 +165,13 @@ def parameters_by_part(model: nn.Module, spec: BackboneSpec) -> dict[str, tuple[
 PARTS = ("vision encoder", "projector", "language model", "score head")
 
 
-def count_without_weights(config: TrainConfig, n_dimensions: int) -> dict[str, tuple[int, int]] | None:
-    """Trained parameters by part, from the backbone's configuration alone; ``None`` if that is not on this machine.
+def count_without_weights(described: Any, config: TrainConfig, n_dimensions: int) -> dict[str, tuple[int, int]]:
+    """Trained parameters by part, from the backbone's configuration alone.
 
     A run that starts from a judge trains the same parts; AdaLoRA's pruned ranks are counted as if they were all there.
     """
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoModelForImageTextToText
 
-    register_own_classes()
-    try:
-        described = AutoConfig.from_pretrained(config.backbone.name_or_path, local_files_only=True)
-    except (OSError, ValueError):
-        return None
     with torch.device("meta"):
         backbone = AutoModelForImageTextToText.from_config(described)
         hidden = described.get_text_config().hidden_size

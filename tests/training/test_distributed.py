@@ -148,6 +148,39 @@ def test_two_processes_are_divided_and_train_like_one(
     assert load_checkpoint(two / "checkpoint").meta.has_head is (stage == 2)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_backbone_in_bfloat16_trains_in_two_processes_like_in_one(
+    tmp_path: Path, run_config: Make, strategy: str
+) -> None:
+    changes = {**COMMON, "backbone__dtype": "bfloat16"}
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(run_config(one, 1, batch__micro_batch_size=4, **changes), console=Console(quiet=True))
+    check_division(launch(run_config(two, 1, **DIVIDED, **changes), tmp_path / "launch", strategy), strategy, "adalora")
+    # bfloat16 keeps three digits, and sums of other lengths round otherwise.
+    assert [row["loss"] for row in rows(two)] == pytest.approx([row["loss"] for row in rows(one)], rel=2e-2)
+    assert [row["ranks_kept"] for row in rows(two)] == [row["ranks_kept"] for row in rows(one)]
+    got = tensors(two)
+    assert {name: t.shape for name, t in got.items()} == {name: t.shape for name, t in tensors(one).items()}
+    trained = [t for name, t in got.items() if "lora" in name or "projector" in name or "merger" in name]
+    assert trained and all(t.dtype is torch.float32 for t in trained)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero2", "zero3"])
+def test_ranks_are_allocated_again_in_two_processes_like_in_one(
+    tmp_path: Path, run_config: Make, strategy: str
+) -> None:
+    first = tmp_path / "first"
+    run(run_config(first, 1, batch__micro_batch_size=4, **COMMON), console=Console(quiet=True))
+    changes = {**COMMON, "adapter__ranks": "reallocate", "init_from": str(first / "checkpoint")}
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(run_config(one, 2, batch__micro_batch_size=4, **changes), console=Console(quiet=True))
+    launch(run_config(two, 2, **DIVIDED, **changes), tmp_path / "launch", strategy)
+    for key in ("loss", "grad_norm"):
+        assert [row[key] for row in rows(two)] == pytest.approx([row[key] for row in rows(one)], rel=5e-4), key
+    assert [row["ranks_kept"] for row in rows(two)] == [row["ranks_kept"] for row in rows(one)]
+    assert {name: t.shape for name, t in tensors(two).items()} == {name: t.shape for name, t in tensors(one).items()}
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_process_whose_images_are_all_unreadable_stays_in_step(
     tmp_path: Path, run_config: Make, edits: Path, strategy: str

@@ -319,6 +319,38 @@ def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path, run_config: Make) ->
     assert "trained: score head" in text and "12 quality, 9 alignment, 12 preservation, 9 yes/no" in text
 
 
+def test_a_dry_run_before_the_images_are_there_shows_the_plan_and_fails(
+    tmp_path: Path, run_config: Make, rows: Any, write_rows: Any
+) -> None:
+    for row in rows:
+        row["source_image"] = f"later/{row['source_image']}"
+    config = run_config(tmp_path / "run", data__train=str(write_rows(tmp_path / "t.jsonl", rows)))
+    console = Console(width=300, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with pytest.raises(ConfigError, match=f"of its {len(rows)} samples none has both images in a readable state"):
+        run(config, dry_run=True, console=console)
+    text = console.export_text()
+    assert f"│ {len(rows)} " in text and "optimizer steps" in text
+    assert "left out: " in text and "expected an image file, got nothing there" in text
+    with pytest.raises(ConfigError, match="no usable sample"):
+        train(config)
+
+
+def test_without_a_manifest_it_is_said_how_to_make_one(tmp_path: Path, run_config: Make) -> None:
+    config = run_config(tmp_path / "run", data__train=str(tmp_path / "none.jsonl"))
+    for dry in (True, False):
+        with pytest.raises(ConfigError, match=r"data\.train: expected a manifest, .*`lmm4edit data import"):
+            run(config, dry_run=dry, console=Console(quiet=True))
+
+
+def test_a_dry_run_counts_published_shapes_without_their_files(tmp_path: Path, run_config: Make) -> None:
+    console = Console(width=300, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    name = "Qwen/Qwen2.5-VL-7B-Instruct"
+    run(run_config(tmp_path / "run", backbone__name_or_path=name), dry_run=True, console=console)
+    text = console.export_text()
+    assert "trained: projector │ 44,574,464" in " ".join(text.split())
+    assert f"Assumed: the published shape of Qwen2.5-VL 7B, for the files of {name} are not on this machine." in text
+
+
 def test_a_dry_run_counts_what_the_run_trains(tmp_path: Path, run_config: Make) -> None:
     texts = []
     for dry in (True, False):

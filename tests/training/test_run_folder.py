@@ -28,6 +28,7 @@ def test_the_life_of_a_run(tmp_path: Path, make_config: Any) -> None:
 def test_a_changed_configuration_is_refused_with_its_keys(tmp_path: Path, make_config: Any) -> None:
     folder = RunFolder(tmp_path)
     folder.open(make_config())
+    folder.metrics.write_text("")
     changed = make_config(epochs=2, adapter__dropout=0.5, data__num_workers=3, wandb__enabled=True)
     with pytest.raises(ConfigError) as error:
         folder.open(changed)
@@ -40,6 +41,23 @@ def test_a_changed_configuration_is_refused_with_its_keys(tmp_path: Path, make_c
     )
     assert folder.open(changed, accept_changes=True) is RunStatus.INTERRUPTED
     assert load_config(folder.config) == changed
+
+
+def test_a_run_that_was_refused_before_its_first_step_binds_nobody(tmp_path: Path, make_config: Any) -> None:
+    folder = RunFolder(tmp_path)
+    folder.open(make_config(init_from="gone"))
+    corrected = make_config(init_from="there")
+    assert folder.open(corrected) is RunStatus.INTERRUPTED
+    assert load_config(folder.config) == corrected
+
+
+def test_a_folder_that_cannot_be_is_refused_by_name(tmp_path: Path, make_config: Any) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ConfigError, match=f"{path}: expected a folder to write into, got: "):
+            lock_folder(RunFolder(path))
+        with pytest.raises(ConfigError, match=f"{path}: expected a folder to write into, got: "):
+            RunFolder(path).open(make_config())
 
 
 def test_what_is_watched_or_kept_may_change(tmp_path: Path, make_config: Any) -> None:
