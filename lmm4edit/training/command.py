@@ -36,10 +36,9 @@ def run_from_command_line(stage: int, arguments: Sequence[str] | None = None) ->
             )
         # Only now: a mistake in the configuration is answered without loading torch.
         from lmm4edit.training.loop import run
-        from lmm4edit.training.processes import end_processes
+        from lmm4edit.training.processes import leaving_the_group
 
-        complete = False
-        try:
+        with leaving_the_group():
             run(
                 config,
                 restart=options.restart,
@@ -47,9 +46,6 @@ def run_from_command_line(stage: int, arguments: Sequence[str] | None = None) ->
                 planned_processes=options.processes,
                 accept_changes=options.accept_changes,
             )
-            complete = True
-        finally:
-            end_processes(together=complete)
     except LMM4EditError as error:
         # Every process of a launch meets the same error: one says it.
         if os.environ.get("RANK", "0") == "0":

@@ -7,7 +7,7 @@ affair.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -114,22 +114,27 @@ class Processes:
         return nullcontext() if last else self._accelerator.no_sync(model)
 
 
-def end_processes(*, together: bool) -> None:
-    """Take leave of the other processes, before this one exits. Without others there is nothing to do.
+@contextmanager
+def leaving_the_group() -> Iterator[None]:
+    """Take leave of the other processes at the end, in whatever way the block ends, before this one exits.
 
     The group's own threads take part in Python while they live. A process that exits beside them is aborted now and
     then, after all its work is done (two of gloo in about every second launch: docs/LOG.md, 2026-12-04), and the
-    launcher calls the run failed.
-
-    Args:
-        together: wait for all first, so that nobody is still talking to this process; not after a failure here, of
-            which the others may not know.
+    launcher calls the run failed. A group that was there before the block (Ray makes one) is left to who made it.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if dist.is_available() and dist.is_initialized():
+        yield
         return
-    if together:
-        dist.barrier()
-    dist.destroy_process_group()
+    complete = False
+    try:
+        yield
+        complete = True
+    finally:
+        if dist.is_available() and dist.is_initialized():
+            # Nobody shall still be talking to this process. After a failure here the others may not know of it.
+            if complete:
+                dist.barrier()
+            dist.destroy_process_group()
 
 
 def _buckets(parameters: Sequence[nn.Parameter], limit: int = 2**25) -> Iterator[list[nn.Parameter]]:

@@ -121,3 +121,17 @@ def test_the_group_of_processes_is_left_before_the_process_exits(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def test_a_group_that_the_launcher_made_is_left_to_it(
+    tmp_path: Path, make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "run", lambda config, **options: None)
+    path = tmp_path / "c.yaml"
+    path.write_text(dump_config(make_config()))
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        assert run_from_command_line(1, ["--config", str(path)]) == 0
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
