@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ __all__ = [
     "BACKBONES",
     "DTYPES",
     "BackboneSpec",
+    "PrefixBatch",
     "adapter_patterns",
     "backbone_spec",
     "cast_projector_inputs",
@@ -27,6 +31,7 @@ __all__ = [
     "load_backbone",
     "module_names",
     "plain_model",
+    "prefill",
     "processor_spec",
     "projector_modules",
     "register_own_classes",
@@ -149,27 +154,90 @@ def plain_model(backbone: Any) -> Any:
     )
 
 
-def last_hidden_states(backbone: nn.Module, batch: PackedBatch) -> Tensor:
+@dataclass(frozen=True)
+class PrefixBatch:
+    """Keys and values that the rows of a batch continue. B rows, T tokens (padded on the right).
+
+    Attributes:
+        keys, values: one [B, heads, T, head size] a layer; copied, never written to.
+        lengths: [B]; tokens of each row's prefix.
+        next_positions: [B]; position of the first token after it.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    lengths: Tensor
+    next_positions: Tensor
+
+
+def last_hidden_states(backbone: nn.Module, batch: PackedBatch, prefixes: PrefixBatch | None = None) -> Tensor:
     """Run a packed batch through a backbone, without the language-model head.
+
+    Args:
+        backbone: plain or with adapters.
+        batch: on its device.
+        prefixes: what the rows continue; ``None``: they begin anew.
 
     Returns:
         [B, L, hidden size], in the backbone's dtype.
     """
     model = plain_model(backbone)
+    mask, positions = batch.attention_mask, _positions(model, batch)
+    if prefixes is None:
+        return _run(model, batch, mask, positions).last_hidden_state
+    from transformers import DynamicCache
+
+    known = torch.arange(prefixes.keys[0].shape[2], device=mask.device) < prefixes.lengths[:, None]
+    mask = torch.cat([known[:, None, None].expand(-1, -1, mask.shape[2], -1), mask], dim=3)
+    cache = DynamicCache()
+    for layer, (keys, values) in enumerate(zip(prefixes.keys, prefixes.values, strict=True)):
+        cache.update(keys, values, layer)
+    return _run(model, batch, mask, positions + prefixes.next_positions[:, None], cache).last_hidden_state
+
+
+def prefill(backbone: nn.Module, batch: PackedBatch) -> tuple[Any, list[int]]:
+    """Run prefixes through a backbone and keep their keys and values.
+
+    Returns:
+        A Transformers cache (its ``layers`` hold ``keys`` and ``values``, [B, heads, L, head size]), and for each row
+        the position of the first token after the prefix, which must end with text.
+    """
+    from transformers import DynamicCache
+
+    model = plain_model(backbone)
+    cache, positions = DynamicCache(), _positions(model, batch)
+    _run(model, batch, batch.attention_mask, positions, cache)
+    return cache, (positions.reshape(-1, *batch.input_ids.shape).amax((0, 2)) + 1).tolist()
+
+
+def _positions(model: Any, batch: PackedBatch) -> Tensor:
+    """[3, B, L] or [B, L]."""
+    return position_ids(model, batch) if backbone_spec(model).positions == "mrope" else sequence_positions(batch)
+
+
+def _run(model: Any, batch: PackedBatch, mask: Tensor, positions: Tensor, cache: Any = None) -> Any:
     spec = backbone_spec(model)
-    mask = batch.attention_mask
     if model.config._attn_implementation == "eager":
         # Eager attention adds its mask: a boolean one would be taken for zeros and ones.
         mask = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device).masked_fill(
             ~mask, torch.finfo(model.dtype).min
         )
+    held = {} if cache is None else {_cache_argument(type(model.model)): cache}
     return model.model(
         input_ids=batch.input_ids,
         attention_mask={"full_attention": mask} if spec.mask_style == "dict" else mask,
-        position_ids=position_ids(model, batch) if spec.positions == "mrope" else sequence_positions(batch),
+        position_ids=positions,
         **spec.images.arguments(batch),
-        use_cache=False,
-    ).last_hidden_state
+        **held,
+        use_cache=cache is not None,
+    )
+
+
+@functools.cache
+def _cache_argument(model_class: type) -> str:
+    """The argument's name changed in Transformers 5."""
+    names = inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
+    return "cache" if "cache" in names else "past_key_values"
 
 
 def token_logits(backbone: nn.Module, hidden: Tensor) -> Tensor:

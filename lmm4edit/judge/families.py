@@ -53,6 +53,11 @@ PROOFS: dict[str, Proof] = {
         _TESTS,
         "test_a_batch_equals_its_rows_alone",
     ),
+    "prefix": Proof(
+        "edits that continue a kept source prefix get the states of whole ones (2e-5), with SDPA and eager attention",
+        _TESTS,
+        "test_edits_that_continue_a_kept_prefix_equal_whole_ones",
+    ),
     "adapters": Proof(
         "AdaLoRA on vision encoder and language model: every adapted matrix and the projector get gradients",
         _TESTS,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmm4edit.errors import CheckpointError, ConfigError
 from lmm4edit.judge.adapters import orthogonality_penalty, refuse_foreign_adapters
-from lmm4edit.judge.backbones import cast_projector_inputs, last_hidden_states, plain_model, token_logits
+from lmm4edit.judge.backbones import PrefixBatch, cast_projector_inputs, last_hidden_states, plain_model, token_logits
 from lmm4edit.judge.packing import IGNORE, PackedBatch
 from lmm4edit.judge.score_head import ScoreHead, TargetScale
 from lmm4edit.records import ANSWER, Dimension
@@ -174,17 +174,20 @@ class JudgeModel(nn.Module):
         else:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
-    def forward(self, batch: PackedBatch, objective: Objective | None = None) -> JudgeOutput:
+    def forward(
+        self, batch: PackedBatch, objective: Objective | None = None, prefixes: PrefixBatch | None = None
+    ) -> JudgeOutput:
         """Judge a batch, and compute the terms of a loss.
 
         Args:
             batch: packed, or one question a row; on the model's device.
             objective: which terms to compute; ``None``: none, and no loss.
+            prefixes: what the rows continue (:mod:`lmm4edit.judge.prefix_cache`); ``None``: they are whole.
 
         Raises:
             ConfigError: if the objective wants scores and there is no head, or leaves nothing to learn.
         """
-        states = last_hidden_states(self.backbone, batch)
+        states = last_hidden_states(self.backbone, batch, prefixes)
         present = batch.readout_index >= 0
         rows = torch.arange(len(batch), device=states.device)[:, None]
         hidden = states[rows, batch.readout_index.clamp(min=0)] * present[..., None]

@@ -29,10 +29,12 @@ from lmm4edit.judge.backbones import (
     special_ids,
 )
 from lmm4edit.judge.checkpoint import load_checkpoint, save_checkpoint
-from lmm4edit.judge.encoding import process_images
+from lmm4edit.judge.encoding import encode_example, process_images
 from lmm4edit.judge.families import FAMILIES, PROOFS
-from lmm4edit.judge.packing import PackedExample, unpack
+from lmm4edit.judge.packing import PackedBatch, PackedExample, unpack
+from lmm4edit.judge.prefix_cache import compute_prefixes, split_example, stack_prefixes
 from lmm4edit.judge.prompts import load_prompts
+from lmm4edit.records import BUILT_IN_DIMENSIONS
 from tests.judge.family_claims import SHOWN, shows
 from tests.judge.kit import STAGE_1, STAGE_2, Kit
 from tests.judge.tiny_families import BUILDERS, save_family
@@ -176,6 +178,58 @@ def test_a_batch_equals_its_rows_alone(family: str, kit: Kit) -> None:
         alone = judge(kit.batch([example]))
         torch.testing.assert_close(together.scores[row], alone.scores[0], atol=1e-3, rtol=0)
     assert together.scores.std(0).min() > 1e-2  # the rows do differ
+
+
+@shows("prefix")
+@torch.no_grad()
+def test_edits_that_continue_a_kept_prefix_equal_whole_ones(family: str, kit: Kit) -> None:
+    rng = np.random.default_rng(3)
+    sizes = [(28, 42), (42, 28), (28, 28), (14, 42), (56, 28)]
+    images = [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in sizes]
+    sources, edited = process_images(kit.processor, images)[:2], process_images(kit.processor, images)[2:]
+    asked = [(0, 0), (1, 1), (0, 2), (0, 1)]  # source, edit
+    instructions = ["remove the cat and the dog", "add a hat, a coat, two scarves and a pair of boots"]
+    examples = [
+        encode_example(
+            kit.processor,
+            kit.prompts,
+            instructions[source],
+            sources[source],
+            edited[edit],
+            BUILT_IN_DIMENSIONS,
+            "Is it gone?" if edit else None,
+            chat=backbone_spec(kit.backbone).chat,
+        )
+        for source, edit in asked
+    ]
+    token = special_ids(kit.backbone, kit.processor)["image_token_id"]
+    parts = [split_example(example, sources[s], token) for example, (s, _) in zip(examples, asked, strict=True)]
+    prefixes = compute_prefixes(kit.backbone, kit.batch([parts[0][0], parts[1][0]]))
+    assert len(prefixes[0]) != len(prefixes[1])
+    batch, rest = kit.batch(examples), kit.batch([rest for _, rest in parts])
+    for attention in ("sdpa", "eager"):
+        kit.backbone.set_attn_implementation(attention)
+        whole = last_hidden_states(kit.backbone, batch)
+        kept = [tuple(part.clone() for part in (*p.keys, *p.values)) for p in prefixes]
+        for _ in range(2):  # the second time proves that nothing was written into the prefixes
+            continued = last_hidden_states(kit.backbone, rest, stack_prefixes(prefixes, [s for s, _ in asked]))
+            for row, example in enumerate(examples):
+                for suffix in example.suffixes:
+                    a, b = _states_of(whole, batch, row, suffix.key), _states_of(continued, rest, row, suffix.key)
+                    torch.testing.assert_close(b, a, atol=TOLERANCE, rtol=0)
+        for prefix, before in zip(prefixes, kept, strict=True):
+            for part, copy in zip((*prefix.keys, *prefix.values), before, strict=True):
+                assert torch.equal(part, copy)
+    # All rows of one source: its prefix is expanded instead of copied.
+    alone = kit.batch([parts[row][1] for row in (0, 2)])
+    continued = last_hidden_states(kit.backbone, alone, stack_prefixes(prefixes[:1], [0, 0]))
+    a, b = _states_of(whole, batch, 2, "quality"), _states_of(continued, alone, 1, "quality")
+    torch.testing.assert_close(b, a, atol=TOLERANCE, rtol=0)
+
+
+def _states_of(states: Tensor, batch: PackedBatch, row: int, key: str) -> Tensor:
+    """States of one question's tokens."""
+    return states[row, batch.segment_ids[row] == batch.suffix_keys.index(key) + 1]
 
 
 @shows("adapters")
