@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from lmm4edit.data.rows import write_rows
 from lmm4edit.errors import ConfigError, StoreError
 from lmm4edit.evaluation.ranking import overall_score
 from lmm4edit.folders import make_folder
+from lmm4edit.inference.order import by_source
 from lmm4edit.predictions.images_seen import ImagesSeen
 from lmm4edit.predictions.store import PredictionKey, PredictionStore, key_of, read_predictions
 from lmm4edit.provenance import collect_provenance, file_sha256
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 PROBABILITY = "answer_probability"
 """Target under which the probability of yes is stored."""
+
+WINDOW = 4096
+"""Rows of a manifest among which edits of one source are brought together."""
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 
@@ -141,8 +146,9 @@ def score_manifest(
         n_failed = len(problems)
         if progress:
             progress(done, len(samples), n_failed)
-        for first in range(0, len(left), batch_size):
-            batch = left[first : first + batch_size]
+        # Edits of one source come side by side, so that it is run through the backbone once.
+        stream = (sample for _, sample in by_source(left, WINDOW))
+        while batch := list(islice(stream, batch_size)):
             images.note(batch)
             results = list(judge.score_many(batch, batch_size, read_out))
             rows = [p for sample, result in zip(batch, results, strict=True) for p in _predictions(sample, result)]

@@ -18,7 +18,9 @@ from lmm4edit.data.images import decode_image, fit_for_patches
 from lmm4edit.errors import ConfigError, LMM4EditError
 from lmm4edit.evaluation.ranking import overall_score
 from lmm4edit.inference.folder import TINY, judge_folder
+from lmm4edit.inference.order import by_source
 from lmm4edit.inference.result import EditScore, ReadOut
+from lmm4edit.inference.source_sharing import Sharing, SourceSharing
 from lmm4edit.judge.backbones import backbone_spec, plain_model, shortest_side, special_ids
 from lmm4edit.judge.checkpoint import LoadedJudge, load_checkpoint
 from lmm4edit.judge.encoding import ProcessedImage, encode_example, process_images
@@ -28,21 +30,32 @@ from lmm4edit.judge.words import complete, read_score
 from lmm4edit.provenance import file_sha256
 from lmm4edit.records import ANSWER, Dimension, EditSample
 
+KEPT_BYTES = 2**30
+"""At 7B in bfloat16 a source of 512 x 512 pixels takes about 25 MB."""
+
 
 class Judge:
     """A loaded judge.
 
     Args:
         loaded: from :func:`lmm4edit.judge.checkpoint.load_checkpoint`.
+        share_sources: run what all edits of a source share (instruction, source image) through the backbone once.
+            Changes no score beyond float rounding.
+        kept_bytes: memory on the device for what is kept of sources from one batch to the next.
     """
 
-    def __init__(self, loaded: LoadedJudge) -> None:
+    def __init__(self, loaded: LoadedJudge, *, share_sources: bool = True, kept_bytes: int = KEPT_BYTES) -> None:
         self.model = loaded.model
         self.processor = loaded.processor
         self.prompts = loaded.prompts
         self.meta = loaded.meta
         self._ids = special_ids(loaded.model.backbone, loaded.processor)
         self._chat = backbone_spec(plain_model(loaded.model.backbone)).chat
+        # The paper's own order puts the edited image first: then no beginning is common to a source's edits.
+        source_first = loaded.prompts.order == "instruction_source_edited"
+        how: Sharing = "none" if not share_sources else "prefix" if source_first else "features"
+        self._first = 0 if source_first else 1
+        self.sharing = SourceSharing(self.model, self._collate, self._ids["image_token_id"], how, kept_bytes)
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
@@ -95,18 +108,44 @@ class Judge:
             if isinstance(image, LMM4EditError):
                 raise image
         example = self._encode("", instruction, images[0], images[1], question)
-        return self._judge([example], read_out)[0]
+        return self._judge([example], [self._in_prompt_order(images)], read_out)[0]
 
     def score_many(
-        self, samples: Iterable[EditSample], batch_size: int = 8, read_out: ReadOut = "head"
+        self,
+        samples: Iterable[EditSample],
+        batch_size: int = 8,
+        read_out: ReadOut = "head",
+        *,
+        window: int | None = None,
     ) -> Iterator[EditScore]:
-        """Judge many edits, streaming; one result a sample, in order. A bad sample gives a result with ``failure``."""
+        """Judge many edits, streaming; one result a sample, in order. A bad sample gives a result with ``failure``.
+
+        Args:
+            samples: any iterable; at most a window of it is held.
+            batch_size: edits in one forward pass.
+            read_out: ``head`` or ``text``.
+            window: rows among which edits of one source are brought together before they are cut into batches
+                (results still come in the order of the samples); ``None``: a batch, which changes no order.
+
+        Raises:
+            ConfigError: for sizes below 1, or a window below the batch size.
+            CheckpointError: ``read_out="head"`` on a stage-1 judge.
+        """
         if batch_size < 1:
             raise ConfigError(f"Expected a batch size of at least 1, got {batch_size}.")
+        width = batch_size if window is None else window
+        if width < batch_size:
+            raise ConfigError(f"Expected a window of at least the batch size, {batch_size}, got {window}.")
         self._require(read_out)
-        stream = iter(samples)
+        stream = by_source(samples, width)
+        waiting: dict[int, EditScore] = {}
+        following = 0
         while batch := list(islice(stream, batch_size)):
-            yield from self._score_batch(batch, read_out)
+            results = self._score_batch([sample for _, sample in batch], read_out)
+            waiting.update((place, result) for (place, _), result in zip(batch, results, strict=True))
+            while following in waiting:
+                yield waiting.pop(following)
+                following += 1
 
     def _require(self, read_out: ReadOut) -> None:
         if read_out not in ("head", "text"):
@@ -119,6 +158,7 @@ class Judge:
         paths = list(dict.fromkeys(path for s in samples for path in (s.source_image, s.edited_image)))
         images = dict(zip(paths, self._images(paths), strict=True))
         examples: list[PackedExample] = []
+        pairs: list[tuple[ProcessedImage, ProcessedImage]] = []
         places: list[int] = []
         for index, sample in enumerate(samples):
             try:
@@ -132,9 +172,10 @@ class Judge:
                 results[index] = EditScore(sample.sample_id, empty, read_out=read_out, failure=str(error))
                 continue
             examples.append(example)
+            pairs.append(self._in_prompt_order(pair))
             places.append(index)
         if examples:
-            results.update(zip(places, self._judge(examples, read_out), strict=True))
+            results.update(zip(places, self._judge(examples, pairs, read_out), strict=True))
         return [results[index] for index in range(len(samples))]
 
     def _images(self, sources: Sequence[Any]) -> list[ProcessedImage | LMM4EditError]:
@@ -175,12 +216,21 @@ class Judge:
             chat=self._chat,
         )
 
+    def _in_prompt_order(self, pair: Sequence[Any]) -> tuple[ProcessedImage, ProcessedImage]:
+        """Source and edited image, or the other way round, as the prompt has them."""
+        return pair[self._first], pair[1 - self._first]
+
     def _collate(self, examples: Sequence[PackedExample]) -> PackedBatch:
         return collate(examples, **self._ids).to(self.model.device)
 
     @torch.inference_mode()
-    def _judge(self, examples: Sequence[PackedExample], read_out: ReadOut) -> list[EditScore]:
-        output = self.model(self._collate(examples))
+    def _judge(
+        self,
+        examples: Sequence[PackedExample],
+        pairs: Sequence[tuple[ProcessedImage, ProcessedImage]],
+        read_out: ReadOut,
+    ) -> list[EditScore]:
+        output = self.sharing.forward(examples, pairs)
         if output.answer_logits is not None:
             yes = answer_probability(output.answer_logits).float().tolist()
         else:
@@ -247,6 +297,9 @@ def load_judge(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype = "float32",
     backbone: str | Path | None = None,
+    *,
+    share_sources: bool = True,
+    kept_bytes: int = KEPT_BYTES,
 ) -> Judge:
     """Load a trained judge.
 
@@ -255,6 +308,7 @@ def load_judge(
         device: for example ``"cuda:0"``; ``None``: :func:`default_device`. The processor never stands in for another.
         dtype: of the backbone, ``"float32"`` or ``"bfloat16"``.
         backbone: where the backbone lies, if not where the checkpoint remembers it.
+        share_sources, kept_bytes: see :class:`Judge`.
 
     Raises:
         CheckpointError: if the folder is no complete judge; the missing or unexpected part is named.
@@ -263,7 +317,7 @@ def load_judge(
     folder = judge_folder(path_or_name)
     place = default_device() if device is None else _usable(device)
     loaded = load_checkpoint(folder, device=place, dtype=dtype, backbone=backbone)
-    return Judge(loaded)
+    return Judge(loaded, share_sources=share_sources, kept_bytes=kept_bytes)
 
 
 __all__ = ["TINY", "EditScore", "Judge", "default_device", "judge_folder", "load_judge"]

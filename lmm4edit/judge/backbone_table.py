@@ -44,6 +44,7 @@ class BackboneSpec:
         unused_vision: (configuration) to a pattern of the beginnings of names in the vision encoder whose outputs
             nobody reads, or ``None``. They would never get a gradient, so adapters leave them out.
         own_classes: modules of this package to import first, where Transformers has no class of the family.
+        outside_features: whether the model takes image features that were computed before.
         cast_projector: whether a projector in float32 on a backbone in bfloat16 must be handed float32.
     """
 
@@ -62,6 +63,7 @@ class BackboneSpec:
     more_projectors: str = ""
     unused_vision: Callable[[Any], str | None] | None = None
     own_classes: tuple[str, ...] = ()
+    outside_features: bool = False
     cast_projector: bool = True
 
     def in_projector(self, name: str) -> bool:
@@ -94,6 +96,7 @@ BACKBONES: dict[str, BackboneSpec] = {
         BackboneSpec(
             model_type="qwen2_5_vl",
             processor="Qwen2_5_VLProcessor",
+            outside_features=True,
             cast_projector=False,  # its norm does it
             vision_regex=r".*visual\.blocks\.\d+\.(attn\.(qkv|proj)|mlp\.(gate_proj|up_proj|down_proj))",
             llm_regex=_LLM_REGEX,
@@ -106,6 +109,7 @@ BACKBONES: dict[str, BackboneSpec] = {
         BackboneSpec(
             model_type="qwen2_vl",
             processor="Qwen2VLProcessor",
+            outside_features=True,
             vision_regex=r".*visual\.blocks\.\d+\.(attn\.(qkv|proj)|mlp\.fc[12])",
             llm_regex=_LLM_REGEX,
             projector="model.visual.merger",

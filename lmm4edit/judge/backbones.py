@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import re
 from dataclasses import dataclass
@@ -222,22 +221,30 @@ def _run(model: Any, batch: PackedBatch, mask: Tensor, positions: Tensor, cache:
         mask = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device).masked_fill(
             ~mask, torch.finfo(model.dtype).min
         )
-    held = {} if cache is None else {_cache_argument(type(model.model)): cache}
+    held = {} if cache is None else {_cache_argument(model.model.forward): cache}
+    if batch.image_features is None:
+        images: dict[str, Any] = spec.images.arguments(batch)
+    else:
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        features: Any = tuple(batch.image_features)  # one tensor an image, as the model itself would make them
+        images = {
+            "mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=features)},
+            "mm_token_type_ids": batch.mm_token_type_ids,
+        }
     return model.model(
         input_ids=batch.input_ids,
         attention_mask={"full_attention": mask} if spec.mask_style == "dict" else mask,
         position_ids=positions,
-        **spec.images.arguments(batch),
+        **images,
         **held,
         use_cache=cache is not None,
     )
 
 
-@functools.cache
-def _cache_argument(model_class: type) -> str:
-    """The argument's name changed in Transformers 5."""
-    names = inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
-    return "cache" if "cache" in names else "past_key_values"
+def _cache_argument(forward: Any) -> str:
+    """The argument's name, which changed in Transformers 5."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 def token_logits(backbone: nn.Module, hidden: Tensor) -> Tensor:

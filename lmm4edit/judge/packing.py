@@ -78,6 +78,7 @@ class PackedBatch:
         mm_token_type_ids: [B, L]; 1 at image tokens, else 0.
         sample_ids: B names.
         image_sizes: [images, 2]; height and width in pixels before the processor, or ``None``.
+        image_features: features of all images, which then take the place of their patches, or ``None``.
     """
 
     input_ids: Tensor
@@ -92,6 +93,7 @@ class PackedBatch:
     mm_token_type_ids: Tensor
     sample_ids: list[str]
     image_sizes: Tensor | None = None
+    image_features: Sequence[Tensor] | None = None
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]

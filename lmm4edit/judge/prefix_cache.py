@@ -10,8 +10,6 @@ Prefixes are found by content (token ids and pixels), never by path.
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -81,55 +79,6 @@ def split_example(
         image_sizes=example.image_sizes[1:],
     )
     return prefix, rest
-
-
-def image_digest(image: ProcessedImage) -> str:
-    """Digest of what the vision encoder reads of an image: equal pixels have equal ones, whatever their path."""
-    patches = image.patches.contiguous()
-    digest = hashlib.blake2b(repr((image.grid, image.tokens, image.size, patches.dtype)).encode(), digest_size=20)
-    digest.update(patches.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-class PrefixCache:
-    """Source prefixes by content; the least recently used go first when the memory is full.
-
-    Args:
-        limit: bytes that all prefixes together may take. One that is larger than that is not kept.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.bytes = 0
-        self._kept: OrderedDict[Key, SourcePrefix] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._kept
-
-    def get(self, key: Key) -> SourcePrefix | None:
-        """The prefix, which counts as used now; ``None`` if it is not here."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
-
-    def put(self, key: Key, prefix: SourcePrefix) -> None:
-        """Keep a prefix, and let others go if there is no room."""
-        if key in self._kept:
-            self.bytes -= self._kept.pop(key).bytes
-        if prefix.bytes > self.limit:
-            return
-        self._kept[key] = prefix
-        self.bytes += prefix.bytes
-        while self.bytes > self.limit:
-            self.bytes -= self._kept.popitem(last=False)[1].bytes
-
-    def clear(self) -> None:
-        """Forget all, for example because weights changed."""
-        self._kept.clear()
-        self.bytes = 0
 
 
 def compute_prefixes(backbone: nn.Module, batch: PackedBatch) -> list[SourcePrefix]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from lmm4edit.judge.backbones import (
 from lmm4edit.judge.checkpoint import load_checkpoint, save_checkpoint
 from lmm4edit.judge.encoding import encode_example, process_images
 from lmm4edit.judge.families import FAMILIES, PROOFS
+from lmm4edit.judge.image_features import encode_images, takes_features
 from lmm4edit.judge.packing import PackedBatch, PackedExample, unpack
 from lmm4edit.judge.prefix_cache import compute_prefixes, split_example, stack_prefixes
 from lmm4edit.judge.prompts import load_prompts
@@ -225,6 +227,20 @@ def test_edits_that_continue_a_kept_prefix_equal_whole_ones(family: str, kit: Ki
     continued = last_hidden_states(kit.backbone, alone, stack_prefixes(prefixes[:1], [0, 0]))
     a, b = _states_of(whole, batch, 2, "quality"), _states_of(continued, alone, 1, "quality")
     torch.testing.assert_close(b, a, atol=TOLERANCE, rtol=0)
+
+
+@shows("features")
+@torch.no_grad()
+def test_features_from_outside_give_the_same_states(family: str, kit: Kit) -> None:
+    rng = np.random.default_rng(3)
+    images = [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in [(28, 42), (56, 28)]]
+    processed = process_images(kit.processor, images)
+    example = encode_example(kit.processor, kit.prompts, "remove it", *processed, BUILT_IN_DIMENSIONS)
+    assert takes_features(kit.backbone)
+    batch = kit.batch([example])
+    given = replace(batch, image_features=encode_images(kit.backbone, processed), pixel_values=None)
+    expected = last_hidden_states(kit.backbone, batch)
+    torch.testing.assert_close(last_hidden_states(kit.backbone, given), expected, atol=TOLERANCE, rtol=0)
 
 
 def _states_of(states: Tensor, batch: PackedBatch, row: int, key: str) -> Tensor:
