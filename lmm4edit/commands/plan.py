@@ -46,8 +46,13 @@ def plan(
         lmm4edit plan --config configs/ebench18k/stage1.yaml --gpu-memory 40 --edits 14688
         lmm4edit plan --config configs/ebench18k/stage1.yaml --gpu-memory 24 --processes 4 distributed.strategy=fsdp2
     """
+    import math
+
     from lmm4edit.config import load_config
 
+    for name, number in (("--gpu-memory", gpu_memory), ("--tflops", tflops)):
+        if number is not None and not math.isfinite(number):
+            raise typer.BadParameter(f"expected a finite number, got {number}.", param_hint=name)
     size = _size(image_size)
     loaded = load_config(config, overrides or [])
     # Only now: a mistake in the configuration is answered without loading torch.

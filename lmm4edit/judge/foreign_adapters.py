@@ -15,10 +15,11 @@ and one that has no place there ends the conversion. Half an adapter would score
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +38,18 @@ from lmm4edit.records import BUILT_IN_DIMENSIONS, Dimension
 
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 HEAD_FILES = ("score_head.pth", "score_head.safetensors")
+
+_KEPT_SETTINGS = frozenset(
+    (
+        *("peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "task_type"),
+        *("inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "init_lora_weights", "runtime_config"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"),
+        *("rank_pattern", "alpha_pattern", "bias", "fan_in_fan_out", "use_dora", "ensure_weight_tying"),
+        *("target_r", "init_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step"),
+    )
+)
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 _WRAPPER = "base_model.model."
 _LORA_PART = re.compile(r"\.(lora_[ABE]|ranknum|lora_embedding_[AB]|lora_magnitude_vector)(\.|$)")
@@ -114,6 +127,7 @@ def convert_adapter(
     state = _read_weights(folder)
     names, renamed = _match_names(folder, plain, state)
     state = _check_saved_modules(folder, plain, names, state)
+    _check_ranks(folder, config, state)
     wrapped = _wrap(folder, plain, config, names)
     _fill(folder, wrapped, state)
     loaded = load_prompts(prompts)
@@ -161,15 +175,55 @@ def _read_config(folder: Path) -> Any:
     kind = getattr(config.peft_type, "value", config.peft_type)
     if kind not in ("LORA", "ADALORA"):
         raise ConfigError(f"{folder}: peft_type: expected LORA or ADALORA, got {kind}.")
-    for key, allowed in (("bias", ("none",)), ("use_dora", (False,)), ("fan_in_fan_out", (False,))):
+    for key, allowed in (
+        ("bias", ("none",)),
+        ("use_dora", (False,)),
+        ("fan_in_fan_out", (False,)),
+        # Others (PiSSA, OLoRA, CorDA...) also change the frozen weights.
+        ("init_lora_weights", (True, False, "gaussian", "eva", "orthogonal")),
+    ):
         if (value := getattr(config, key, allowed[0])) not in allowed:
             raise ConfigError(
-                f"{folder}: {key}: expected {allowed[0]}, got {value}: a judge cannot keep such an adapter."
+                f"{folder}: {key}: expected {allowed[0]!r}, got {value!r}: a judge cannot keep such an adapter."
             )
-    for key in ("target_parameters", "trainable_token_indices", "megatron_config", "layer_replication"):
-        if getattr(config, key, None):
-            raise ConfigError(f"{folder}: {key}: expected nothing, got {getattr(config, key)!r}: not supported.")
+    usual = {field.name: field.default for field in fields(config)}
+    for key, value in vars(config).items():
+        # Every other setting changes the function or the frozen weights in a way that a judge cannot keep.
+        if key not in _KEPT_SETTINGS and value and value != usual.get(key):
+            raise ConfigError(f"{folder}: {key}: expected nothing, got {value!r}: not supported.")
+    alphas = {"lora_alpha": config.lora_alpha}
+    for key in ("alpha_pattern", "rank_pattern"):
+        patterns = getattr(config, key, None) or {}
+        if not isinstance(patterns, dict):
+            raise ConfigError(f"{folder}: {key}: expected names with numbers, got {patterns!r}.")
+        if key == "alpha_pattern":
+            alphas |= {f"{key} {pattern!r}": value for pattern, value in patterns.items()}
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise ConfigError(
+                    f"{folder}: {key}: expected a regular expression, got {pattern!r}: {error}."
+                ) from None
+    for name, alpha in alphas.items():
+        if not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not math.isfinite(alpha):
+            raise ConfigError(f"{folder}: {name}: expected a finite number, got {alpha!r}.")
     return config
+
+
+def _check_ranks(folder: Path, config: Any, state: Mapping[str, Tensor]) -> None:
+    """Refuse ranks that no tensor of the file can have, before memory is taken for them."""
+    largest = max(max(value.shape, default=1) for value in state.values())
+    if config.peft_type.value == "LORA":
+        named = {"r": config.r, **{f"rank_pattern {k!r}": v for k, v in (config.rank_pattern or {}).items()}}
+    else:
+        named = {"init_r": config.init_r}
+    for key, value in named.items():
+        if not isinstance(value, int) or not 0 < value <= largest:
+            raise ConfigError(
+                f"{folder}: {key}: expected a whole number from 1 to {largest}, the largest side of the adapter's "
+                f"tensors, got {value!r}."
+            )
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -189,6 +243,16 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: cannot be read as tensors: {type(error).__name__}: {error}") from None
     if not isinstance(read, dict) or not read or not all(isinstance(value, Tensor) for value in read.values()):
         raise CheckpointError(f"{path}: expected named tensors, got {type(read).__name__}.")
+    odd = [
+        f"{name!r} ({value.dtype}, {value.layout}, {value.device})".replace("torch.", "")
+        for name, value in read.items()
+        if not isinstance(name, str) or value.dtype not in _DTYPES or value.layout is not torch.strided
+        or value.device.type != "cpu"
+    ]  # fmt: skip
+    if odd:
+        raise CheckpointError(
+            f"{path}: expected named dense tensors of float16, 32 or 64 or bfloat16, got {_some(odd)}."
+        )
     broken = [name for name, value in read.items() if not value.numel() or not torch.isfinite(value).all()]
     # AdaLoRA prunes matrices to rank 0: those alone may be empty.
     broken = [name for name in broken if read[name].numel() or "lora_" not in name]
@@ -208,7 +272,7 @@ def _match_names(folder: Path, plain: nn.Module, state: Mapping[str, Tensor]) ->
         name = name.removesuffix(f".{ADAPTER}").removesuffix(".modules_to_save")
         if name in names:
             continue
-        found = next((candidate for candidate in _candidates(name) if candidate in modules), None)
+        found = next((candidate for candidate in _candidates(name) if name and candidate in modules), None)
         if found is None:
             unknown.append(key)
         else:

@@ -210,8 +210,24 @@ def test_adalora_with_pruned_ranks_is_taken_as_it_is(backbone: Path, tmp_path: P
         ),
         (lambda n: n, {"r": 5}, r"do not fit: .*expected \[5, .*got \[3, "),
         (lambda n: n, {"peft_type": "IA3", "feedforward_modules": []}, "peft_type: expected LORA or ADALORA, got IA3"),
-        (lambda n: n, {"bias": "all"}, "bias: expected none, got all"),
+        (lambda n: n, {"bias": "all"}, "bias: expected 'none', got 'all'"),
         (lambda n: n, {"use_dora": True}, "use_dora: expected False, got True"),
+        (lambda n: n, {"r": 10**12}, "r: expected a whole number from 1 to"),
+        (lambda n: n, {"r": "3"}, "r: expected a whole number from 1 to .*, got '3'"),
+        (lambda n: n, {"r": None}, "r: expected a whole number|not a PEFT configuration"),
+        (lambda n: n, {"rank_pattern": {"(": 3}}, r"rank_pattern: expected a regular expression, got '\('"),
+        (lambda n: n, {"alpha_pattern": {"[": 3}}, r"alpha_pattern: expected a regular expression, got '\['"),
+        (lambda n: n, {"alpha_pattern": [1]}, r"alpha_pattern: expected names with numbers, got \[1\]"),
+        (lambda n: n, {"lora_alpha": float("nan")}, "lora_alpha: expected a finite number, got nan"),
+        (lambda n: n, {"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern 'q_proj': expected a finite number, got 'x'"),
+        (lambda n: n, {"arrow_config": {"a": 1}}, "arrow_config: expected nothing, got"),
+        (lambda n: n, {"lora_bias": True}, "lora_bias: expected nothing, got True"),
+        (lambda n: n, {"init_lora_weights": "pissa"}, "init_lora_weights: expected True, got 'pissa'"),
+        (
+            lambda n: "weight" if "layers.0.self_attn.q_proj.lora_A" in n else n,
+            {},
+            "no place in this backbone.*: weight",
+        ),
         (lambda n: n, {"alpha_pattern": {"k_proj": 3}}, "alpha_pattern: 'k_proj' names no matrix"),
     ],
 )
@@ -229,6 +245,26 @@ def test_what_has_no_place_is_named(
     assert not (tmp_path / "judge").exists()
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda state: {1: torch.ones(2)}, r"expected named dense tensors .*, got 1 \(float32"),
+        (lambda state: {k: v.to_sparse() for k, v in state.items()}, "sparse_coo"),
+        (lambda state: {k: v.to("meta") for k, v in state.items()}, "meta"),
+    ],
+)
+def test_tensors_that_hold_no_plain_numbers_are_named(
+    trained: tuple[Path, torch.Tensor], backbone: Path, tmp_path: Path, make: Callable[[Any], Any], message: str
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(trained[0], source)
+    state = load_file(source / "adapter_model.safetensors")
+    (source / "adapter_model.safetensors").unlink()
+    torch.save(make(state), source / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match=message):
+        convert_adapter(source, str(backbone), tmp_path / "judge", prompts="tiny")
+
+
 def test_missing_damaged_and_foreign_weights_are_named(
     trained: tuple[Path, torch.Tensor], backbone: Path, tmp_path: Path
 ) -> None:
@@ -244,6 +280,9 @@ def test_missing_damaged_and_foreign_weights_are_named(
             convert_adapter(source, str(backbone), tmp_path / "judge", prompts="tiny")
         return str(error.value)
 
+    for odd in (torch.float8_e4m3fn, torch.int32, torch.complex64):
+        assert f"({str(odd)[6:]}, strided, cpu)" in refused({**state, first: state[first].to(odd)})
+    assert "not finite" in refused({**state, first: torch.full_like(state[first], 1e200, dtype=torch.float64)})
     assert "missing" in refused({name: value for name, value in state.items() if name != first})
     assert "not finite" in refused({**state, first: torch.full_like(state[first], torch.nan)})
     head = {"base_model.model.lm_head.weight": torch.zeros(4, 4)}
