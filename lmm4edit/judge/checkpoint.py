@@ -108,9 +108,11 @@ def save_checkpoint(
             fine-tuning divided among processes).
 
     Raises:
-        CheckpointError: if the backbone was never saved (nobody could load the judge again), or a weight is not finite.
+        CheckpointError: if the backbone was never saved (nobody could load the judge again), a weight is not finite, or
+            something else than a judge stands in the folder's place.
     """
     target = Path(folder)
+    check_replaceable(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     backbone = plain_model(model.backbone)
     if not backbone.name_or_path:
@@ -140,6 +142,22 @@ def save_checkpoint(
         replace_folder(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse to write a judge where anything but an older judge would be lost.
+
+    Raises:
+        CheckpointError: for a file, or a folder that holds something and no ``judge.json``.
+    """
+    if not os.path.lexists(folder) or (folder / "judge.json").is_file():
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
+        kind = "a folder with other things in it" if folder.is_dir() else "a file"
+        raise CheckpointError(
+            f"{folder}: expected nothing, or an older judge (a folder with judge.json), got {kind}. It would be lost; "
+            "choose another place."
+        )
 
 
 def load_checkpoint(

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from lmm4edit.errors import CheckpointError, ConfigError
 from lmm4edit.judge.adapters import ADAPTER, forbid_add_adapter
 from lmm4edit.judge.backbones import backbone_spec, load_backbone, module_names
-from lmm4edit.judge.checkpoint import save_checkpoint
+from lmm4edit.judge.checkpoint import check_replaceable, save_checkpoint
 from lmm4edit.judge.encoding import answer_token_ids
 from lmm4edit.judge.model import JudgeModel
 from lmm4edit.judge.prompts import load_prompts
@@ -117,10 +117,12 @@ def convert_adapter(
         drop_head: go on without a score head that cannot be taken over.
 
     Raises:
-        CheckpointError: naming every key that has no place, or every weight that is missing.
+        CheckpointError: naming every key that has no place, or every weight that is missing; or if ``out`` is there and
+            no judge.
         ConfigError: for a kind of adapter that a judge cannot have, naming the setting.
     """
     folder = find_adapter(source)
+    _check_out(Path(out), {"the adapter": folder, "the backbone": Path(backbone)})
     left_out = _check_head(folder, drop_head)
     config = _read_config(folder)
     plain, processor = load_backbone(backbone)
@@ -136,6 +138,15 @@ def convert_adapter(
     save_checkpoint(out, model.eval(), processor, loaded, {"converted_from": folder.name}, provenance, stage=1)
     projector = any(".modules_to_save." in name for name, _ in wrapped.named_parameters())
     return Conversion(folder, config.peft_type.value.lower(), len(set(names.values())), renamed, projector, left_out)
+
+
+def _check_out(out: Path, inputs: Mapping[str, Path]) -> None:
+    check_replaceable(out)
+    target = out.resolve()
+    for what, path in inputs.items():
+        place = path.resolve()
+        if path.exists() and (target in (place, *place.parents) or place in target.parents):
+            raise ConfigError(f"{out}: expected a place apart from {what} in {path}. Choose another --out.")
 
 
 def _check_head(folder: Path, drop_head: bool) -> tuple[str, ...]:

@@ -197,9 +197,14 @@ class _Run:
 
     def go(self, restart: bool) -> RunResult:
         config, processes, folder = self.config, self.processes, self.folder
-        if restart:
-            processes.first(folder.clear)
-        if processes.first(lambda: folder.open(config, accept_changes=self.accept_changes)) is RunStatus.FINISHED:
+        _refuse_own_start(config, folder)
+        # What is there is removed only when everything a new run needs has been found to be in order.
+        found = (
+            RunStatus.NEW
+            if restart
+            else processes.first(lambda: folder.open(config, accept_changes=self.accept_changes))
+        )
+        if found is RunStatus.FINISHED:
             self.console.print(
                 f"{folder.path}: this run is finished; its judge is {folder.checkpoint}. Nothing was trained. "
                 "Add --restart to train anew, or choose another run_dir.",
@@ -218,6 +223,8 @@ class _Run:
         to_validate = processes.first(lambda: validation_samples(config, dimensions))
         to_retain = processes.first(lambda: retention_samples(config, dimensions))
         self.trainee = build_trainee(config, self.plan, dimensions, data.samples, self.strategy.load_device)
+        if restart:
+            processes.first(lambda: folder.begin_anew(config))
         self._announce(data)
         self.stepper = Stepper(self.trainee, config, self.plan, self.strategy)
         self.facts = {
@@ -471,6 +478,15 @@ def _print_skipped(console: Console, data: LoadedSamples, where: str = ", all li
         console.print(f"left out: {row}", highlight=False, markup=False)
     if (rest := len(data.skipped) - _SHOWN_ROWS) > 0:
         console.print(f"left out: {rest:,} more rows{where}", highlight=False)
+
+
+def _refuse_own_start(config: TrainConfig, folder: RunFolder) -> None:
+    start = config.starting_checkpoint()
+    if start is not None and folder.path.resolve() in (start.resolve(), *start.resolve().parents):
+        raise ConfigError(
+            f"init_from: expected a judge outside of this run's folder {folder.path}, got {start}, which the run would "
+            "replace. Choose another run_dir."
+        )
 
 
 def _next_window(micro_batches: Iterator[MicroBatch], size: int) -> list[MicroBatch]:

@@ -124,6 +124,11 @@ class RunFolder:
             write_atomically(self.config, dump_config(config))
         return status
 
+    def begin_anew(self, config: TrainConfig) -> None:
+        """:meth:`clear`, then :meth:`open`."""
+        self.clear()
+        self.open(config)
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Mark the run as complete and drop the states it would have continued from."""
         write_atomically(self.finished, json.dumps(dict(summary), indent=2, allow_nan=False) + "\n")

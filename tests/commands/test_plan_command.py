@@ -109,7 +109,7 @@ def test_an_image_size_is_two_numbers() -> None:
 @pytest.mark.parametrize("number", ["inf", "nan"])
 def test_what_is_no_amount_is_refused_at_once(option: str, number: str) -> None:
     result = CliRunner().invoke(app, ["plan", "--config", STAGE_1, option, number], env=WIDE)
-    assert result.exit_code == 2 and option in result.output and number in result.output
+    assert result.exit_code == 2 and option in result.output
 
 
 def test_help_and_mistakes_load_no_torch() -> None:

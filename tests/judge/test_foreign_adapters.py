@@ -265,6 +265,30 @@ def test_tensors_that_hold_no_plain_numbers_are_named(
         convert_adapter(source, str(backbone), tmp_path / "judge", prompts="tiny")
 
 
+def test_only_an_older_judge_is_replaced(trained: tuple[Path, torch.Tensor], backbone: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years")
+    source, base = tmp_path / "source", tmp_path / "base"
+    shutil.copytree(trained[0], source)
+    shutil.copytree(backbone, base)
+    before = sorted(tmp_path.rglob("*"))
+    for out, error, message in [
+        (mine, CheckpointError, "got a folder with other things in it"),
+        (mine / "thesis.txt", CheckpointError, "got a file"),
+        (source, CheckpointError, "got a folder with other things in it"),
+        (base / "judge", ConfigError, "expected a place apart from the backbone"),
+        (source / "judge", ConfigError, "expected a place apart from the adapter"),
+    ]:
+        words = ["judge", "import", str(source), "--backbone", str(base), "--out", str(out), "--prompts", "tiny"]
+        result = CliRunner().invoke(app, [*words, "--force"])
+        assert isinstance(result.exception, error) and message in str(result.exception)
+        assert sorted(tmp_path.rglob("*")) == before
+    words[words.index("--out") + 1] = str(tmp_path / "judge")
+    for _ in range(2):
+        assert CliRunner().invoke(app, [*words, "--force"]).exit_code == 0
+
+
 def test_missing_damaged_and_foreign_weights_are_named(
     trained: tuple[Path, torch.Tensor], backbone: Path, tmp_path: Path
 ) -> None:

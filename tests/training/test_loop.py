@@ -15,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lmm4edit.config import TrainConfig
-from lmm4edit.errors import ConfigError
+from lmm4edit.errors import CheckpointError, ConfigError
 from lmm4edit.judge.adapters import adalora_layers, effective_ranks
 from lmm4edit.judge.backbones import last_hidden_states
 from lmm4edit.judge.checkpoint import load_checkpoint
@@ -306,6 +306,23 @@ def test_a_finished_run_is_not_trained_again_unless_told_to(
     assert train(config, restart=True).status == "trained"
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns != before
     assert (tmp_path / "run" / "mine.txt").exists()
+
+
+def test_a_restart_that_cannot_begin_removes_nothing(tmp_path: Path, run_config: Make) -> None:
+    config = run_config(tmp_path / "run", max_steps=2)
+    train(config)
+    own = str(tmp_path / "run" / "checkpoint")
+    stage_2 = {"stage": 2, "init_from": own}
+    for changed in (
+        run_config(tmp_path / "run", data__train=str(tmp_path / "none.jsonl")),
+        run_config(tmp_path / "run", stage=2, init_from=str(tmp_path / "none")),
+        run_config(tmp_path / "run", **stage_2),
+    ):
+        with pytest.raises((ConfigError, CheckpointError)):
+            train(changed, restart=True)
+        assert load_checkpoint(tmp_path / "run" / "checkpoint") and (tmp_path / "run" / "finished.json").exists()
+    with pytest.raises(ConfigError, match="init_from: expected a judge outside of this run's folder"):
+        train(run_config(tmp_path / "run", **stage_2), restart=True)
 
 
 def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path, run_config: Make) -> None:
